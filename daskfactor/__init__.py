@@ -1,7 +1,7 @@
 """Bayesian non-negative matrix factorization for data that does not fit in memory.
 
-Public names stand in ``__init__.pyi`` beside this file, and are loaded when they are first
-used, so that ``import daskfactor`` is immediate.
+The public names are listed in ``__init__.pyi`` and loaded on first use, so that
+``import daskfactor`` is fast.
 """
 
 import gc
@@ -12,25 +12,25 @@ import lazy_loader
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.2.0.dev0"
 REMOVED = {
-    "HMC": "use BlockHMC(), which is exact, too, and faster; 0.1.0 is the last version that has it"
+    "HMC": "use BlockHMC(), which is also exact, and faster; 0.1.0 is the last version with HMC"
 }
-"""Public names of earlier versions, and what to do without them."""
+"""Public names of earlier versions, and their replacements."""
 
 
 def __getattr__(name: str) -> Any:
     if name in REMOVED:
-        raise AttributeError(f"daskfactor has no {name} any more: {REMOVED[name]}")
-    # What modules make while they are loaded stays: looking through it again and again for
-    # garbage is a third of the time that a first call takes.
+        raise AttributeError(f"daskfactor no longer has {name}: {REMOVED[name]}")
+    # Objects made while modules load are permanent: collecting garbage among them takes a third
+    # of the time of a first call.
     collects = gc.isenabled()
     gc.disable()
     try:
-        found = globals()[name] = _load(name)
-        return found
+        value = globals()[name] = _load(name)
+        return value
     finally:
         if collects and not gc.get_freeze_count():
             gc.freeze()
-            gc.unfreeze()  # all that there is counts as old: looked through now and then
+            gc.unfreeze()  # all objects move to the oldest generation, which is collected rarely
         if collects:
             gc.enable()
 

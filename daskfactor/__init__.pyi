@@ -1,4 +1,4 @@
-"""Public names and where each is defined: the one list of them, also read at run time."""
+"""The public names and the modules that define them; also read at run time."""
 
 from . import plots as plots
 from .allocation.counts import simulate as simulate

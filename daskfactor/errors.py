@@ -1,53 +1,53 @@
-"""Every error and warning of the package, in one place.
+"""Errors and warnings of the package.
 
-Each error also inherits the builtin that fits, so ``except ValueError`` keeps
-working, and each message says what was got, what is allowed and what to do.
+Each error also inherits from the matching builtin, so that ``except ValueError`` works. Each
+message names the argument, the value that was passed, the allowed values, and a remedy.
 """
 
 
 class DaskfactorError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base class of the errors that this package raises on purpose."""
 
 
 class DataError(DaskfactorError, ValueError):
-    """The data matrix cannot be used as given."""
+    """Data that cannot be used."""
 
 
 class ModelError(DaskfactorError, ValueError):
-    """A model was asked for that does not exist or does not fit the data."""
+    """A model that does not exist, or that does not fit the data."""
 
 
 class GridError(DaskfactorError, ValueError):
-    """A block grid, part or schedule is impossible."""
+    """An impossible block grid, part or schedule."""
 
 
 class OptionError(DaskfactorError, ValueError):
-    """An argument of a public function is outside what is allowed."""
+    """An argument of a public function that is not allowed."""
 
 
 class DivergenceError(DaskfactorError, FloatingPointError):
-    """A chain kept diverging although its step was reduced again and again."""
+    """A chain that kept diverging although its step was reduced several times."""
 
 
 class StoreError(DaskfactorError, OSError):
-    """A run store could not be read or written."""
+    """A store that cannot be read or written."""
 
 
 class StoreFormatError(StoreError, ValueError):
-    """A store exists but is not a run store, is damaged, or is of a newer version."""
+    """A store that is damaged, of a newer version, or not a store of this package."""
 
 
 class EngineError(DaskfactorError, RuntimeError):
-    """A block update failed inside an executor; the message names the block."""
+    """A block update that failed inside an executor; the message names the block."""
 
 
 class DaskfactorWarning(UserWarning):
-    """Base of all warnings issued by this package."""
+    """Base class of the warnings that this package issues."""
 
 
 class DataWarning(DaskfactorWarning):
-    """The data were usable, but a choice was made that the reader should know of."""
+    """A choice that was made about usable data, which the user should know."""
 
 
 class SamplingWarning(DaskfactorWarning):
-    """Sampling succeeded, but something about it should be known."""
+    """A property of a successful run that the user should know."""

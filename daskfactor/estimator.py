@@ -1,4 +1,4 @@
-"""`BayesianNMF`: the posterior of a factorization behind scikit-learn's interface."""
+"""`BayesianNMF`: Bayesian factorization with the interface of scikit-learn."""
 
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -32,60 +32,61 @@ from daskfactor.results.trace import Run
 
 Array = NDArray[Any]
 BETA = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
-"""scikit-learn's names of the divergences that laws have."""
-SAMPLED = "sampler", "draws", "tune", "chains", "thin", "init", "starts", "store", "client"
-"""Parameters that `sample` has, too."""
+"""Powers of the divergences by their names in scikit-learn."""
+SAMPLE_OPTIONS = "sampler", "draws", "tune", "chains", "thin", "init", "starts", "store", "client"
+"""Parameters that are passed to `sample`."""
 FLOATS = ["float64", "float32"]
+"""Data types that are kept."""
 
 
 @dataclass(eq=False, repr=False)
 class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     r"""Sample a non-negative matrix factorization, X ≈ W H, as a scikit-learn transformer.
 
-    A face of :func:`sample` and :func:`transform`: NaN is a missing entry, sparse input stays
-    sparse, and what is drawn is kept.
+    Uses :func:`sample` and :func:`transform`. NaN is a missing entry, sparse input stays sparse,
+    and the draws are kept.
 
     Parameters
     ----------
     n_components
-        Number of components K; ``"auto"`` finds it while it samples, see :class:`TweedieNMF`.
+        Number of components K; ``"auto"`` infers it while sampling, see :class:`TweedieNMF`.
     beta_loss
-        Power β of the law, or its divergence's name as for scikit-learn's ``NMF``:
+        Power β of the likelihood, or the name of its divergence as for scikit-learn's ``NMF``:
         ``"kullback-leibler"`` (1, counts), ``"frobenius"`` (2), ``"itakura-saito"`` (0).
     model
-        A model of non-negative factors in place of both, such as
-        ``NegativeBinomialNMF(20)`` or a ``TweedieNMF`` with priors of one's own.
+        Model of non-negative factors that replaces both, such as ``NegativeBinomialNMF(20)``
+        or a ``TweedieNMF`` with custom priors.
     sampler, draws, tune, chains, thin, init, starts, client
         As for :func:`sample`.
     store, overwrite
-        As for :func:`sample`, but that a fit replaces the run of the estimator's own last fit.
-        A clone, such as those of cross-validation, needs another store or none.
+        As for :func:`sample`, except that a fit replaces the run of the last fit of the same
+        estimator. A clone, such as those of cross-validation, needs another store or none.
     unstored
-        ``"zero"`` or ``"missing"``: what entries are that a sparse X does not store.
+        Meaning of the entries that a sparse X does not store: ``"zero"`` or ``"missing"``.
     random_state
         Seed; None draws a new one at every fit.
     verbose
-        Whether progress is shown.
+        Whether to show a progress bar.
 
     Attributes
     ----------
     components_ : ndarray (K, n_features)
-        Posterior mean of H, components aligned over draws and chains, largest first.
+        Posterior mean of H; components are aligned over draws and chains, largest first.
     components_sd_ : ndarray (K, n_features)
-        Posterior standard deviation of the same.
+        Posterior standard deviation of H.
     n_components_ : int
-        Number of components: of ``"auto"`` as many as the draws support.
+        Number of components; for ``"auto"`` the number that the draws support.
     n_iter_ : int
-        Cycles of every chain.
+        Number of cycles per chain.
     n_features_in_, feature_names_in_
-        As everywhere in scikit-learn.
+        Number and names of the features, as in all estimators of scikit-learn.
     trace_ : xarray.DataTree
-        The aligned draws, for :func:`predict`, :func:`summarize`, :func:`report` and plots.
+        Aligned draws, for :func:`predict`, :func:`summarize`, :func:`report` and plots.
 
     Notes
     -----
-    Şimşekli et al. 2017, section 2, for the model. ``transform`` is deterministic and takes every
-    row by itself; draws of new rows are given by `sample_transform`.
+    The model is that of Şimşekli et al. 2017, section 2. ``transform`` is deterministic and treats
+    every row separately; `sample_transform` returns draws for new rows.
 
     Examples
     --------
@@ -129,30 +130,30 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return tags
 
     def fit(self, X: Any, y: Any = None, *, uncertainty: Any = None, weights: Any = None) -> Self:
-        """Draw from the posterior of both factors.
+        """Sample both factors from their posterior.
 
         Parameters
         ----------
         X
-            (n_samples, n_features): array, sparse matrix, DataFrame, NaN where missing; or
+            Data (n_samples, n_features): array, sparse matrix or DataFrame, NaN where missing; or
             anything else that :func:`sample` takes, such as a dask array, AnnData or a path.
         y
             Not used.
         uncertainty, weights
-            Of the entries, as for :func:`as_blocks`.
+            Uncertainties or weights of the entries, as for :func:`as_blocks`.
 
         Raises
         ------
         ValueError
-            If data or parameters cannot be used.
+            If the data or a parameter is invalid.
         """
         del y
         model = self._model()
         if self.store is not None and self.store == getattr(self, "_store_of_original", None):
             raise OptionError(
-                f"this estimator is a clone, and store={self.store!r} belongs to the original; "
-                "pass store=None (cross-validation and searches clone the estimator), or another "
-                "path with set_params(store=...)"
+                f"store={self.store!r} belongs to the original of this estimator, which is a "
+                "clone; pass store=None (cross-validation and searches clone the estimator), or "
+                "another path with set_params(store=...)"
             )
         blocks = self._blocks(X, reset=True, uncertainty=uncertainty, weights=weights)
         trace = sample(
@@ -160,58 +161,59 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             model,
             random_seed=self._seed(),
             keep="draws",
-            overwrite=self.overwrite or self._stored_here(),
+            overwrite=self.overwrite or self._is_stored(),
             progressbar=bool(self.verbose),
-            **{name: getattr(self, name) for name in SAMPLED},
+            **{name: getattr(self, name) for name in SAMPLE_OPTIONS},
         )
         self.trace_ = align(trace)
         H = factor_moments(Run(self.trace_), "H", None)
-        self.n_components_ = self._n_features_out = _supported(self.trace_, len(H[0]))
-        self.components_, self.components_sd_ = (own[: self.n_components_] for own in H)
+        self.n_components_ = self._n_features_out = _supported_components(self.trace_, len(H[0]))
+        self.components_, self.components_sd_ = (values[: self.n_components_] for values in H)
         self.n_iter_ = self.tune + self.draws * self.thin
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Array:
-        """Fit, then give the means of the rows of X as `transform` does."""
-        found: Array = self.fit(X, y, **fit_params).transform(X, **fit_params)
-        return found
+        """Fit, and return the posterior means of the rows of X, as `transform` does."""
+        means: Array = self.fit(X, y, **fit_params).transform(X, **fit_params)
+        return means
 
     def transform(self, X: Any, *, uncertainty: Any = None, weights: Any = None) -> Array:
-        """Give the posterior mean of the factors of every row, (n_samples, K).
+        """Return the posterior mean of the factors of every row, (n_samples, K).
 
-        Deterministic; no row depends on another. Means are over draws of H of means given it.
-        ``uncertainty`` or ``weights`` of the entries of X are needed if the fit had them.
+        The result is deterministic, and rows do not depend on each other. Conditional means given
+        H are averaged over the draws of H. If the fit had ``uncertainty`` or ``weights``, pass
+        those of the entries of X.
         """
-        found = self._drawn(X, uncertainty, weights, point=True)
+        means = self._transform_rows(X, uncertainty, weights, point=True)
         dtype = X.dtype if getattr(X, "dtype", None) in FLOATS else np.float64
-        return found.values[:, : self.n_components_].astype(dtype, copy=False)
+        return means.values[:, : self.n_components_].astype(dtype, copy=False)
 
     def sample_transform(
         self, X: Any, draws: int | None = None, *, uncertainty: Any = None, weights: Any = None
     ) -> Array:
-        """Draw the factors of every row from their posterior, (draws, n_samples, K).
+        """Return draws of the factors of every row from their posterior, (draws, n_samples, K).
 
         Parameters
         ----------
         X
             As for `transform`.
         draws
-            How many of each chain; None: as many as were drawn at the fit.
+            Number of draws per chain; by default as many as the fit has drawn.
         uncertainty, weights
-            Of the entries, if the fit had them.
+            Uncertainties or weights of the entries, if the fit had them.
         """
-        found = self._drawn(X, uncertainty, weights, draws=draws)
-        values: Array = found.values[..., : self.n_components_]
+        factors = self._transform_rows(X, uncertainty, weights, draws=draws)
+        values: Array = factors.values[..., : self.n_components_]
         return values.reshape(-1, *values.shape[2:])
 
     def inverse_transform(self, X: Any) -> Array:
-        """Give W H with the posterior mean of H, (n_samples, n_features)."""
+        """Return W H with the posterior mean of H, (n_samples, n_features)."""
         check_is_fitted(self)
         W = np.asarray(X)
         if W.ndim != 2 or W.shape[1] != self.n_components_:
             raise OptionError(
-                f"inverse_transform takes (n_samples, {self.n_components_}), which transform "
-                f"gives, got shape {W.shape}"
+                f"X must have the shape (n_samples, {self.n_components_}) of the result of "
+                f"transform, got shape {W.shape}; pass what transform returned"
             )
         return W @ self.components_
 
@@ -225,57 +227,59 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         uncertainty: Any = None,
         weights: Any = None,
     ) -> float:
-        r"""Give the mean log predictive density of entries of X that were held out.
+        r"""Return the mean log predictive density of held-out entries of X.
 
         .. math:: \frac{1}{n} \sum_{ij} \log \frac{1}{T} \sum_t p(v_{ij} \mid w_i^{(t)} h_j^{(t)})
 
-        A share of the entries is left out, rows are drawn given the others (as by
-        `sample_transform`), and their density is taken; higher is better, in nats an entry.
+        A share of the entries is held out, the factors of the rows are drawn given the others (as
+        by `sample_transform`), and the held-out entries are scored. Higher is better; the unit is
+        nats per entry.
 
         Parameters
         ----------
         X
-            As for `fit`; rows that the fit has not seen for an honest score.
+            Data as for `fit`; pass rows that the fit has not used.
         y
             Not used.
         share
-            Of the observed entries that are left out.
+            Share of the observed entries to hold out.
         random_seed
-            Seed of their choice and of the draws: the same for all estimators that are compared.
+            Seed of the held-out entries and of the draws; use the same for all estimators in a
+            comparison.
         uncertainty, weights
-            Of the entries, if the fit had them.
+            Uncertainties or weights of the entries, if the fit had them.
         """
         del y
         check_is_fitted(self)
         blocks = self._blocks(X, reset=False, uncertainty=uncertainty, weights=weights)
-        held = hold_out(blocks, share, random_seed=random_seed)
-        new = self._drawn(held.train, checked=True, random_seed=random_seed)
+        split = hold_out(blocks, share, random_seed=random_seed)
+        new = self._transform_rows(split.train, checked=True, random_seed=random_seed)
         run, _ = with_new(Run.of(self.trace_), "W", new)
-        own = _weights_at(blocks, held.cells)
-        told = log_likelihood(run.tree, held.cells, held.values, held_out=True, **own)
-        found = told["held_out_log_likelihood"].to_dataset()
-        densities = next(iter(found.data_vars.values())).values.reshape(-1, len(held.values))
+        weighting = _weights_at(blocks, split.cells)
+        tree = log_likelihood(run.tree, split.cells, split.values, held_out=True, **weighting)
+        variables = tree["held_out_log_likelihood"].to_dataset().data_vars.values()
+        densities = next(iter(variables)).values.reshape(-1, len(split.values))
         return float(np.mean(logsumexp(densities, axis=0) - np.log(len(densities))))
 
-    def _drawn(
+    def _transform_rows(
         self,
         X: Any,
         uncertainty: Any = None,
         weights: Any = None,
         checked: bool = False,
-        **how: Any,
+        **options: Any,
     ) -> xr.DataArray:
-        """Transform rows with the fitted draws."""
+        """Return the factors of rows under the fitted draws."""
         check_is_fitted(self)
         if isinstance(self.random_state, Integral):
-            how = {"random_seed": int(self.random_state)} | how
+            options = {"random_seed": int(self.random_state)} | options
         if not checked:
             X = self._blocks(X, reset=False, uncertainty=uncertainty, weights=weights)
-        shown = bool(self.verbose)
-        return transform(self.trace_, X, progressbar=shown, client=self.client, **how)
+        progressbar = bool(self.verbose)
+        return transform(self.trace_, X, progressbar=progressbar, client=self.client, **options)
 
-    def _stored_here(self) -> bool:
-        """Check that the store holds the run of the last fit."""
+    def _is_stored(self) -> bool:
+        """Return whether the store holds the run of the last fit."""
         if self.store is None or not hasattr(self, "trace_"):
             return False
         with suppress(StoreError):
@@ -284,26 +288,27 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return False
 
     def _signed(self) -> bool:
+        """Return whether the data may be negative."""
         beta = getattr(self.model, "beta", None) if self.model is not None else self._beta()
         return beta == 2.0
 
     def _beta(self) -> Any:
-        named = isinstance(self.beta_loss, str)
-        return BETA.get(self.beta_loss) if named else self.beta_loss
+        """Return the power of the likelihood; None for an unknown name."""
+        return BETA.get(self.beta_loss) if isinstance(self.beta_loss, str) else self.beta_loss
 
     def _model(self) -> FactorModel:
-        """Say which model the parameters stand for."""
+        """Return the model that the parameters describe."""
         if self.model is not None:
             if not (isinstance(self.model, FactorModel) and self.model.nonnegative):
                 raise OptionError(
-                    "model must be one of non-negative factors, such as TweedieNMF(10) or "
-                    f"NegativeBinomialNMF(10), got {self.model!r}; leave it out for n_components "
-                    "and beta_loss"
+                    f"model must have non-negative factors, got {self.model!r}; pass a model such "
+                    "as TweedieNMF(10) or NegativeBinomialNMF(10), or leave it out and pass "
+                    "n_components and beta_loss"
                 )
             if self.n_components != "auto":
                 raise OptionError(
-                    f"n_components={self.n_components!r} and a model that has "
-                    f"{self.model.n_components!r}; leave out the one or the other"
+                    f"n_components and model exclude each other, got {self.n_components!r} and a "
+                    f"model with n_components={self.model.n_components!r}; leave one of them out"
                 )
             return self.model
         if (beta := self._beta()) is None:
@@ -314,6 +319,7 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return TweedieNMF(self.n_components, beta=beta)
 
     def _seed(self) -> int | None:
+        """Return the seed for `sample`, or None for a fresh one."""
         if isinstance(self.random_state, Integral):
             return int(self.random_state)
         if self.random_state is None:
@@ -321,10 +327,10 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _blocks(self, X: Any, reset: bool, **cells: Any) -> Any:
-        """Put X on a grid; what scikit-learn knows is checked as it does, all else by the grid."""
+        """Return X as blocks, after the checks of scikit-learn for the types that it supports."""
         one_of("unstored", self.unstored, (None, "zero", "missing"))
         unstored = None
-        if known := _known(X):
+        if supported := _is_supported(X):
             X = validate_data(
                 self,
                 X,
@@ -342,29 +348,32 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 X = xr.DataArray(X, dims=("row", "column"), coords={"column": names})
         dtype = str(X.dtype) if getattr(X, "dtype", None) in FLOATS else "float64"
         blocks = as_blocks(X, dtype=dtype, unstored=unstored, allow_empty=True, **cells)
-        if reset and not known:
+        if reset and not supported:
             self.n_features_in_ = blocks.shape[1]
         return blocks
 
 
-def _known(X: Any) -> bool:
-    """Whether scikit-learn knows this kind of data; all others are for `as_blocks` to check."""
+def _is_supported(X: Any) -> bool:
+    """Return whether scikit-learn supports the type of X; `as_blocks` checks all others."""
     marks = ("__fspath__", "obs_names", "dask", "nchunks")
     return not (isinstance(X, xr.DataArray | str) or any(hasattr(X, mark) for mark in marks))
 
 
 def _weights_at(blocks: Any, cells: Any) -> dict[str, Array]:
-    """Uncertainties or weights of cells, as `log_likelihood` takes them."""
-    own = blocks.weights
-    if own is None:
+    """Return the uncertainties or weights of cells as arguments of `log_likelihood`."""
+    matrix = blocks.weights
+    if matrix is None:
         return {}
-    found = np.asarray((own.observed_sparse() if own.is_sparse else own.to_numpy())[cells])
-    uncertain = blocks.weighting == "uncertainty"
-    return {"uncertainty": found**-0.5} if uncertain else {"weights": found}
+    weights = np.asarray(
+        (matrix.observed_sparse() if matrix.is_sparse else matrix.to_numpy())[cells]
+    )
+    if blocks.weighting == "uncertainty":
+        return {"uncertainty": weights**-0.5}
+    return {"weights": weights}
 
 
-def _supported(trace: xr.DataTree, width: int) -> int:
-    """How many of the aligned components, which come by weight, the draws support."""
+def _supported_components(trace: xr.DataTree, width: int) -> int:
+    """Return the number of aligned components, sorted by weight, that the draws support."""
     posterior = trace["posterior"].to_dataset()
     if "effective_components" not in posterior:
         return width

@@ -1,4 +1,4 @@
-"""Memory that a run may take, BLAS held to one thread, and the machine's part in the bits of draws.
+"""Memory limits, single-threaded BLAS, and the properties of the machine that affect draws.
 
 The number of cores comes from `dask.system`.
 """
@@ -18,21 +18,22 @@ from threadpoolctl import ThreadpoolController, threadpool_info
 from daskfactor.errors import OptionError
 
 CGROUP = Path("/sys/fs/cgroup")
-OWN_GROUP = Path("/proc/self/cgroup")
+PROCESS_CGROUP = Path("/proc/self/cgroup")
 M_MMAP_THRESHOLD = -3
 """Number of the option in glibc's malloc.h."""
-MAPPED = 2**20
+MMAP_THRESHOLD = 2**20
+"""Bytes from which on the C library maps an array and returns it to the system when freed."""
 
 _lock = threading.Lock()
 _users = 0
 _limiter: object | None = None
-_known: tuple[int, ThreadpoolController] | None = None
+_controller: tuple[int, ThreadpoolController] | None = None
 
 
 def memory_budget(limit: int | str | None) -> int:
-    """Bytes that blocks and the pass that makes them may take: as said, or half of what is free.
+    """Return the bytes for blocks and for building them: a limit, or half of the free memory.
 
-    Who says it also has large arrays given back to the system as soon as they are freed.
+    With a limit, large arrays are also returned to the system as soon as they are freed.
     """
     if limit is None:
         return available_memory() // 2
@@ -47,42 +48,43 @@ def memory_budget(limit: int | str | None) -> int:
         number = -1
     if number < 0:
         raise OptionError(
-            f"memory_limit must be a number of bytes, 0 or more, or a text such as '4 GiB', "
-            f"got {limit!r}; leave it out for half of the free memory"
+            f"memory_limit must be a number of bytes, 0 or more, or a text such as '4 GiB', got "
+            f"{limit!r}; leave it out for half of the free memory"
         )
     return number
 
 
 @lru_cache(maxsize=1)
 def _return_freed() -> None:
-    """Let the C library map arrays of a MiB or more by themselves, where it is glibc.
+    """Make glibc map arrays of a MiB or more, so that freed ones return to the system.
 
-    Otherwise its threshold rises to 32 MiB with the arrays that are freed, and each thread's
-    heap keeps some of what it once had: measured, 400 MB at the peak instead of 240.
+    By default its threshold rises to 32 MiB with the arrays that are freed, and the heap of each
+    thread keeps freed memory: the measured peak was 400 MB instead of 240.
     """
     with suppress(OSError, AttributeError):
         if platform.libc_ver()[0] == "glibc":
-            ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, MAPPED)
+            ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
 
 
 def available_memory() -> int:
-    """Bytes that this process can still take without swapping, its control group respected."""
+    """Return the bytes that this process can still use without swapping, within its cgroups."""
     import psutil
 
     return min([int(psutil.virtual_memory().available), *_left_in_groups()])
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What is left in the control group of this process (version 2) and in those above it.
+    """Yield the free bytes in the control group of this process (version 2) and its parents.
 
-    Limit minus use; cached file pages count as free, since the kernel gives them back.
+    Free is the limit minus the use; cached file pages count as free, since the kernel can drop
+    them.
     """
     try:
-        lines = OWN_GROUP.read_text().splitlines()
+        lines = PROCESS_CGROUP.read_text().splitlines()
     except OSError:
         return
-    own = [CGROUP / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    for group in [parent for path in own for parent in (path, *path.parents)]:
+    groups = [CGROUP / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    for group in [parent for path in groups for parent in (path, *path.parents)]:
         try:
             limit = int((group / "memory.max").read_text())  # no number where there is no limit
             used = int((group / "memory.current").read_text())
@@ -94,24 +96,23 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _libraries() -> ThreadpoolController:
-    """The BLAS libraries of this process; looked for again when modules have been imported.
+    """Return the BLAS libraries of this process; search again if modules have been imported.
 
-    Looking takes 2 ms, a hundred times what setting the limit does.
+    A search takes 2 ms, a hundred times as long as setting the limit.
     """
-    global _known
+    global _controller
     modules = len(sys.modules)
-    if _known is None or _known[0] != modules:
-        _known = modules, ThreadpoolController()
-    return _known[1]
+    if _controller is None or _controller[0] != modules:
+        _controller = modules, ThreadpoolController()
+    return _controller[1]
 
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """Hold BLAS at one thread: parallelism is across blocks, and bits must not depend on it.
+    """Limit BLAS to one thread: blocks run in parallel, and results must not depend on it.
 
-    The limit is process-wide, so nested and concurrent users share it and the
-    last one to leave lifts it. With BLAS threads on top of ours, many small
-    products take up to ten times as long.
+    The limit is process-wide: nested and concurrent users share it, and the last one to exit
+    restores it. With additional BLAS threads, many small products take up to ten times as long.
     """
     global _users, _limiter
     with _lock:
@@ -130,7 +131,7 @@ def single_threaded_blas() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def machine_attrs() -> dict[str, str]:
-    """Return CPU and BLAS: draws are the same to the bit on machines where these agree."""
+    """Return CPU and BLAS; draws are equal to the bit on machines where these agree."""
     return {"cpu": _cpu(), "blas": _blas()}
 
 
@@ -144,11 +145,11 @@ def _cpu() -> str:
 
 
 def _blas() -> str:
-    found = {
+    libraries = {
         " ".join(
             str(library.get(key, "")) for key in ("internal_api", "version", "architecture")
         ).strip()
         for library in threadpool_info()
         if library.get("user_api") == "blas"
     }
-    return "; ".join(sorted(found)) or "unknown"
+    return "; ".join(sorted(libraries)) or "unknown"

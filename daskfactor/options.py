@@ -1,7 +1,7 @@
-"""Options that verbs have in common, each said once: their types, and how a verb shows them.
+"""Options that several verbs share: their types, and a decorator that adds them to signatures.
 
-A verb takes them as ``**options: Unpack[...]`` of one of the classes here, which tells type
-checkers and editors their names and types; `verb` puts them into its signature one by one.
+A verb takes them as ``**options: Unpack[...]`` of one of the classes in this module, which gives
+type checkers and editors their names and types. `verb` adds them one by one to its signature.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-USUAL: Final = {"progressbar": True, "executor": "auto"}
-"""What options are that are left out; the others are None."""
+DEFAULTS: Final = {"progressbar": True, "executor": "auto"}
+"""Defaults of options; all others default to None."""
 BLOCKS_ONLY: Final = ("balance", "allow_empty", "dtype", "memory_limit")
-"""Options that verbs once had, and `as_blocks` alone has now."""
+"""Options of `as_blocks` that verbs had in earlier versions."""
 
 
 class Running(TypedDict, total=False):
-    """Where a verb does its work, and who is told how far it is; as for `sample`."""
+    """Options for execution and progress, as for `sample`."""
 
     progressbar: bool
     client: Any
@@ -36,13 +36,13 @@ class Running(TypedDict, total=False):
 
 
 class OnDevice(Running, total=False):
-    """The same of verbs that work on a GPU, too."""
+    """Options for execution of verbs that also run on a GPU."""
 
     device: "str | CUDA | None"
 
 
 class Reading(TypedDict, total=False):
-    """Which matrix of an input is meant, and how it is read; as for `as_blocks`."""
+    """Options for reading a matrix, as for `as_blocks`."""
 
     unstored: str | None
     rows: Any
@@ -56,7 +56,7 @@ class Reading(TypedDict, total=False):
 
 
 class Weighing(Reading, total=False):
-    """The same, and what its cells count for."""
+    """Options for reading a matrix with uncertainties or weights of cells."""
 
     uncertainty: Any
     weights: Any
@@ -69,49 +69,60 @@ class OnMatrix(Running, Reading, total=False):
 
 
 class OnSampled(OnDevice, Weighing, total=False):
-    """Options of verbs that fit or sample the factors of a matrix, on a GPU if asked to."""
+    """Options of verbs that fit or sample the factors of a matrix, optionally on a GPU."""
 
     blocks: Any
 
 
 def split(options: Mapping[str, Any]) -> tuple[OnDevice, dict[str, Any]]:
-    """Part what tells where a verb does its work from what `as_blocks` is told."""
+    """Split options into those for execution and those for `as_blocks`."""
     running = {name: value for name, value in options.items() if name in OnDevice.__annotations__}
     reading = {name: value for name, value in options.items() if name not in running}
     return cast("OnDevice", running), reading
 
 
-OF_OTHERS = {"samples": "draws", "n_samples": "draws", "warmup": "tune", "n_components": "model"}
-"""Names of other libraries, or of another argument, and what stands for them here."""
+ALIASES = {"samples": "draws", "n_samples": "draws", "warmup": "tune", "n_components": "model"}
+"""Names in other libraries, or of other arguments, and the corresponding names here."""
 
 
-def near_name(name: str, known: Iterable[str]) -> str:
-    """Return the known name that has this one as a part, or is spelt almost like it; or nothing."""
-    names = sorted(known)
+def near_name(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate that contains a name, or is spelt similarly; ``""`` if there is none."""
+    names = sorted(candidates)
     longer = [other for other in names if name in other.split("_")]
     return next(iter([*longer, *get_close_matches(name, names, 1, 0.7)]), "")
 
 
-def _refusal(verb_name: str, options: Mapping[str, Any], known: set[str], data: str) -> Exception:
-    """Return the error of options of which a verb does not know all; ``data``: its first argument.
+def _refusal(
+    verb_name: str, options: Mapping[str, Any], names: set[str], data_name: str
+) -> Exception:
+    """Return the error for options that a verb does not have.
 
-    Those that `as_blocks` alone has are refused with a sentence.
+    Parameters
+    ----------
+    verb_name
+        Name of the verb.
+    options
+        Options that were passed.
+    names
+        Names of all arguments of the verb.
+    data_name
+        Name of its first argument.
     """
-    unknown = [name for name in options if name not in known]
+    unknown = [name for name in options if name not in names]
     moved = [name for name in BLOCKS_ONLY if name in unknown]
-    weighing = [name for name in ("uncertainty", "weights") if name in unknown]
-    if moved and "unstored" in known:
+    weighting = [name for name in ("uncertainty", "weights") if name in unknown]
+    if moved and "unstored" in names:
         values = ", ".join(f"{name}={options[name]!r}" for name in moved)
         return OptionError(
-            f"{' and '.join(f'{name}=' for name in moved)} can be given to as_blocks only: "
+            f"{' and '.join(f'{name}=' for name in moved)} can be passed to as_blocks only; use "
             f"{verb_name}(as_blocks(V, {values}), ...)"
         )
-    if weighing and "unstored" in known:
+    if weighting and "unstored" in names:
         return OptionError(
-            f"{verb_name} takes no {' and '.join(weighing)}: every cell counts alike there; leave "
-            "it out"
+            f"{verb_name} takes no {' and '.join(weighting)}: every cell has the same weight; "
+            f"leave {' and '.join(weighting)} out"
         )
-    near = near_name(OF_OTHERS.get(unknown[0], unknown[0]), known - {*options, data})
+    near = near_name(ALIASES.get(unknown[0], unknown[0]), names - {*options, data_name})
     return TypeError(
         f"{verb_name}() got an unexpected keyword argument {unknown[0]!r}"
         f"{near and f'; did you mean {near!r}?'}"
@@ -119,26 +130,26 @@ def _refusal(verb_name: str, options: Mapping[str, Any], known: set[str], data: 
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """Show what a function takes as ``**options`` by name, refuse other names."""
-    shown = signature(function)
-    *named, options = shown.parameters.values()
-    (kind,) = get_args(options.annotation)
-    common = [
+    """Add the options of a function to its signature by name, and refuse other names."""
+    original = signature(function)
+    *explicit, options = original.parameters.values()
+    (group,) = get_args(options.annotation)
+    shared = [
         Parameter(
             name,
             Parameter.KEYWORD_ONLY,
-            default=USUAL.get(name),
+            default=DEFAULTS.get(name),
             annotation=getattr(hint, "__forward_arg__", hint),
         )
-        for name, hint in kind.__annotations__.items()
+        for name, hint in group.__annotations__.items()
     ]
-    known = {parameter.name for parameter in (*named, *common)}
+    names = {parameter.name for parameter in (*explicit, *shared)}
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not known.issuperset(kwargs):
-            raise _refusal(function.__name__, kwargs, known, named[0].name)
+        if not names.issuperset(kwargs):
+            raise _refusal(function.__name__, kwargs, names, explicit[0].name)
         return function(*args, **kwargs)
 
-    checked.__signature__ = shown.replace(parameters=[*named, *common])  # type: ignore[attr-defined]
+    checked.__signature__ = original.replace(parameters=[*explicit, *shared])  # type: ignore[attr-defined]
     return checked

@@ -1,4 +1,4 @@
-"""What long work tells of itself while it goes on, and a progress bar that shows it."""
+"""Events of long computations, and a progress bar that displays them."""
 
 import math
 import threading
@@ -54,40 +54,40 @@ _UNITS: Final = {
     "blocks": _MILLION_ENTRIES,
     "rows": ("rows", 1.0),
 }
-"""What is counted in a phase where it is not cycles, and in which multiple."""
+"""Units and factors of phases that do not count cycles."""
 
-REDRAWN: Final = 0.2
-"""Seconds between two pictures in a notebook."""
+UPDATE_INTERVAL: Final = 0.2
+"""Seconds between two updates of the display in a notebook."""
 NOTE_WIDTH: Final = 30
-"""Characters of a message that fit beside the bar in a terminal of 80."""
+"""Characters of a message that fit next to the bar in a terminal of 80 columns."""
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """A step of a run.
+    """Progress of a run.
 
     Attributes
     ----------
     phase
-        What the run does, such as ``"tune"`` or ``"draw"``.
+        Phase of the run, such as ``"tune"`` or ``"draw"``.
     done, total
-        Cycles over all chains (iterations in the warm start, entries in a conversion); a total
-        of 0 is one that nobody knows.
+        Numbers of cycles over all chains (iterations in the warm start, entries in a conversion);
+        a total of 0 is unknown.
     log_likelihood
-        The latest that was computed, or NaN.
+        Most recent log-likelihood, or NaN.
     message
-        What else is to be told.
+        Further information.
 
     Examples
     --------
     >>> import numpy as np
     >>> import daskfactor as dfac
     >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
-    >>> seen = []
+    >>> events = []
     >>> trace = dfac.sample(
-    ...     V, dfac.TweedieNMF(2), draws=10, tune=10, callback=seen.append, progressbar=False
+    ...     V, dfac.TweedieNMF(2), draws=10, tune=10, callback=events.append, progressbar=False
     ... )
-    >>> seen[-1].phase, seen[-1].done == seen[-1].total
+    >>> events[-1].phase, events[-1].done == events[-1].total
     ('draw', True)
     """
 
@@ -102,27 +102,39 @@ OnEvent = Callable[[RunEvent], None]
 
 
 def ignore(event: RunEvent) -> None:
-    """Listen to a run that nobody watches."""
+    """Ignore an event."""
 
 
 def counted(
     function: Callable[[Any, Any], R],
     count: int,
     on_event: OnEvent,
-    told: Callable[[R], str] = lambda found: "",
+    message: Callable[[R], str] = lambda result: "",
 ) -> Callable[[Any, Any], R]:
-    """Wrap a function that is mapped over items so that it tells of every item that is done."""
+    """Wrap a function that is mapped over items so that it reports every completed item.
+
+    Parameters
+    ----------
+    function
+        Function of an item and a workspace.
+    count
+        Number of items.
+    on_event
+        Called with an event after every item.
+    message
+        Message of the event, from the result for the item.
+    """
     done, lock = 0, threading.Lock()
 
-    def telling(item: Any, work: Any) -> R:
+    def reporting(item: Any, work: Any) -> R:
         nonlocal done
-        found = function(item, work)
+        result = function(item, work)
         with lock:
             done += 1
-            on_event(RunEvent("draw", done, count, message=told(found)))
-        return found
+            on_event(RunEvent("draw", done, count, message=message(result)))
+        return result
 
-    return telling
+    return reporting
 
 
 class _RateColumn(ProgressColumn):
@@ -133,7 +145,7 @@ class _RateColumn(ProgressColumn):
 
 
 def _column(width: int) -> Column:
-    """Make a column that keeps its width in a narrow terminal; the last one gives way."""
+    """Return a column that keeps its width in a narrow terminal, where the last one shrinks."""
     return Column(no_wrap=True, min_width=width)
 
 
@@ -141,8 +153,8 @@ def _column(width: int) -> Column:
 def progress_bar(enabled: bool = True, callback: OnEvent | None = None) -> Iterator[OnEvent]:
     """Show a line per phase on standard error: share done, rate, time left, log-likelihood.
 
-    In a notebook the lines are HTML in the cell, for which no widgets are needed. A callback
-    hears of every event, too.
+    In a notebook the lines are HTML in the cell and need no widgets. A callback receives every
+    event, too.
     """
     with _lines(enabled) as show:
         if callback is None:
@@ -158,7 +170,7 @@ def progress_bar(enabled: bool = True, callback: OnEvent | None = None) -> Itera
 
 @contextmanager
 def _lines(enabled: bool) -> Iterator[OnEvent]:
-    """Show lines, unless nobody wants them."""
+    """Show the lines of the progress bar, if enabled."""
     if not enabled:
         yield ignore
         return
@@ -202,17 +214,17 @@ def _lines(enabled: bool) -> Iterator[OnEvent]:
 
 @contextmanager
 def _in_cell(bar: Progress, listen: OnEvent) -> Iterator[OnEvent]:
-    """Show the lines of a bar in the cell of a notebook that is running."""
+    """Show the lines of a bar in the current cell of a notebook."""
     from IPython.display import display
 
-    drawn = 0.0
+    last_update = 0.0
     handle = display(_as_html(bar), raw=True, display_id=True)
 
     def show(event: RunEvent) -> None:
-        nonlocal drawn
+        nonlocal last_update
         listen(event)
-        if time.monotonic() - drawn >= REDRAWN:
-            drawn = time.monotonic()
+        if time.monotonic() - last_update >= UPDATE_INTERVAL:
+            last_update = time.monotonic()
             handle.update(_as_html(bar), raw=True)
 
     try:
@@ -222,14 +234,14 @@ def _in_cell(bar: Progress, listen: OnEvent) -> Iterator[OnEvent]:
 
 
 def _as_html(bar: Progress) -> dict[str, str]:
-    """The lines as a display's data, as text also for what shows no HTML."""
+    """Return the lines as HTML, and as text for front ends without HTML."""
     rows = []
     for task in bar.tasks:
-        known, left = task.total is not None, task.time_remaining
+        bounded, seconds = task.total is not None, task.time_remaining
         rate, note = _RateColumn().render(task).plain, str(task.fields["note"])
-        percent = f"{task.percentage:.0f} %" if known else ""
-        rest = f"{left:.0f} s left" if left else ""
-        share = task.percentage / 100 if known else None
-        rows.append((task.description, markup.bar(share), percent, rate, rest, note))
+        percent = f"{task.percentage:.0f} %" if bounded else ""
+        remaining = f"{seconds:.0f} s left" if seconds else ""
+        fraction = task.percentage / 100 if bounded else None
+        rows.append((task.description, markup.bar(fraction), percent, rate, remaining, note))
     text = "\n".join("  ".join(filter(None, (row[0], *row[2:]))) for row in rows)
     return {"text/html": markup.table(rows, numbers=(2, 3)), "text/plain": text}

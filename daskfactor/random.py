@@ -1,10 +1,10 @@
-"""Random numbers by address.
+"""Counter-based random numbers.
 
-Nothing here holds a state: every number is a function of what it is for. A
-rerun of any block, on any worker, after any loss, draws the same bits. Normals
-for the samplers come from the Philox kernels (``kernels/philox.py``) under a
-key made here; everything small and rare (shuffles, starting points) comes from
-NumPy generators seeded with the address itself.
+Every number is a function of an address: seed, chain, purpose and position. There is no state, so
+that a rerun of any block, on any worker, after any failure, draws the same bits. Normal variates of
+the samplers come from the Philox kernels (``kernels/philox.py``) under a key from this module.
+Small and rare numbers (shuffles, starting points) come from NumPy generators that are seeded with
+the address.
 """
 
 import secrets
@@ -19,14 +19,14 @@ from daskfactor.errors import OptionError
 Key = NewType("Key", NDArray[np.uint32])
 
 MAX_SEED = 2**64 - 1
-MOST_FACTORS = 32
-"""Factors of a tensor whose noise has addresses, see `daskfactor.inference.program.factor_word`."""
-MOST_COMPONENTS = 2**24
-"""Components whose numbers by rejection have addresses, see `kernels.variates.start_entry`."""
+MAX_FACTORS = 32
+"""Largest number of factors that addresses encode, see `inference.program.factor_word`."""
+MAX_COMPONENTS = 2**24
+"""Largest number of components that addresses encode, see `kernels.variates.start_entry`."""
 
 
 class Stream(IntEnum):
-    """What a stream of random numbers is for; part of every address."""
+    """Purpose of a stream of random numbers; part of every address."""
 
     NOISE = 0
     SCHEDULE = 1
@@ -43,13 +43,13 @@ class Stream(IntEnum):
 
 
 def resolve_seed(random_seed: int | None) -> int:
-    """The seed itself, or a fresh one from the operating system; checked either way."""
+    """Return a checked seed, or a fresh one from the operating system for None."""
     if random_seed is None:
         return secrets.randbits(63)
     if isinstance(random_seed, bool) or not isinstance(random_seed, int | np.integer):
         raise OptionError(
-            f"random_seed must be a whole number or None, got {random_seed!r} "
-            f"of type {type(random_seed).__name__}"
+            f"random_seed must be a whole number or None, got {random_seed!r} of type "
+            f"{type(random_seed).__name__}"
         )
     if not 0 <= int(random_seed) <= MAX_SEED:
         raise OptionError(f"random_seed must be between 0 and 2**64 - 1, got {random_seed}")
@@ -57,15 +57,16 @@ def resolve_seed(random_seed: int | None) -> int:
 
 
 def _sequence(seed: int, chain: int, stream: Stream, *address: int) -> np.random.SeedSequence:
+    """Return the seed sequence of an address."""
     return np.random.SeedSequence(seed, spawn_key=(chain, int(stream), *address))
 
 
 def noise_key(seed: int, chain: int, stream: Stream = Stream.NOISE) -> Key:
-    """Two 32-bit words that key the noise of one chain, or what it starts with."""
+    """Return the Philox key, two 32-bit words, of a stream of one chain."""
     words = _sequence(seed, chain, stream).generate_state(2, np.uint32)
     return Key(words.astype(np.uint32))
 
 
 def generator(seed: int, chain: int, stream: Stream, *address: int) -> np.random.Generator:
-    """A NumPy generator that depends on the address alone."""
+    """Return a NumPy generator that depends only on the address."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, chain, stream, *address)))

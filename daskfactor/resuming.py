@@ -1,4 +1,4 @@
-"""Go on with a run of any kind where its store stopped: the verb ``resume``."""
+"""Resume a stored run of any kind: the verb ``resume``."""
 
 from collections.abc import Mapping
 from os import PathLike, fspath
@@ -27,41 +27,40 @@ def resume(
     storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[OnDevice],
 ) -> xr.DataTree:
-    """Go on with a run where its store stopped: the same draws as an unbroken run.
+    """Resume a run from its last checkpoint; the draws equal those of an uninterrupted run.
 
     Parameters
     ----------
     store
         The directory or URL that ``sample(store=...)`` or ``stein_posterior(store=...)`` wrote.
     draws
-        Draws to add to those the store holds; left out, what was planned is finished, as it is in
-        any case. Of particles, whose weights are those of
-        a whole set, only those that were planned can be had.
+        Number of draws to add to those in the store; the planned draws are finished in any
+        case. A set of particles is weighted as a whole, so none can be added to it.
     V
-        The data again, needed if they were neither dense in memory nor read from a
-        path when the run began. So are their uncertainties or weights, which come with
-        data from :func:`as_blocks`: dense ones in memory and those on a path are found again.
+        Data of the run, needed if they were neither dense in memory nor read from a path when
+        the run began. The same holds for uncertainties and weights, which come with data from
+        :func:`as_blocks`: dense ones in memory and those on a path are found again.
     memory_limit
         As for :func:`as_blocks`.
     storage_options
         For data at a URL, as for :func:`as_blocks`: they are not kept with the run.
     options
-        Where it runs, as for :func:`sample`. A ``device`` is not taken over from the run: draws
-        that come from another one have the same law and other bits, and a warning says so.
+        Execution, as for :func:`sample`. The ``device`` of the run is not reused: draws from
+        another device have the same distribution but other bits, and a warning says so.
 
     Returns
     -------
     xarray.DataTree
-        All draws, those that the store held and the new ones; as :func:`sample` gives them.
+        All draws, stored and new, in the form that :func:`sample` returns.
 
     Raises
     ------
     StoreError, StoreFormatError
-        If there is no run there, or it is damaged or of a newer version.
+        If the store holds no run, or one that is damaged or of a newer version.
     DataError
-        If ``V`` is needed, or is not the data that the run began with.
+        If ``V`` is needed, or differs from the data that the run began with.
     OptionError
-        If ``draws`` are asked for of a set of particles.
+        If ``draws`` are passed for a set of particles.
 
     Examples
     --------
@@ -76,31 +75,33 @@ def resume(
     30
     """
     path = _path(store)
-    with RunStore.open(path) as held:
-        described = description_of(held)
+    with RunStore.open(path) as run_store:
+        described = description_of(run_store)
         if storage_options is not None:
             V = as_url(described["source"]["location"] if V is None else V, storage_options)
-        if "particles" not in held.attrs:
-            sampling.resume_run(held, described, draws, V, memory_limit, **options)
+        if "particles" not in run_store.attrs:
+            sampling.resume_run(run_store, described, draws, V, memory_limit, **options)
         elif options.get("device") is not None:
-            raise OptionError("particles do not run on a GPU; leave device out")
+            device = options["device"]
+            raise OptionError(
+                f"particles do not run on a GPU, got device={device!r}; leave device out"
+            )
         elif draws is None:
-            running = cast("Running", {k: own for k, own in options.items() if k != "device"})
-            posterior.resume_run(held, described, V, memory_limit, **running)
+            running = {name: value for name, value in options.items() if name != "device"}
+            posterior.resume_run(run_store, described, V, memory_limit, **cast("Running", running))
         else:
             raise OptionError(
-                f"the run at {path} is a set of particles that are weighted together, got "
-                f"draws={draws}; leave draws out to finish it, or make a larger set anew"
+                f"the run at {path} is a set of particles, which are weighted together, got "
+                f"draws={draws}; leave draws out to finish it, or start a larger set"
             )
     return open_run(path)
 
 
 def _path(store: object) -> str:
-    """Give the path of a store, or one of the objects that stand for one."""
+    """Return the path of a store as text."""
     if isinstance(store, str | PathLike):
         return str(fspath(store))
     raise OptionError(
-        f"resume takes the path of the store that sample(store=...) wrote, got a "
-        f"{type(store).__name__}; a result that was kept in memory cannot go on: pass store= when "
-        "the run begins"
+        f"store must be the path of a store that sample(store=...) wrote, got a "
+        f"{type(store).__name__}; a run in memory cannot be resumed: pass store= when it starts"
     )

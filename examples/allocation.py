@@ -1,14 +1,14 @@
-"""Pólya urns on small counts: evidence, the rank of a tensor, and what time depends on.
+"""Evidence and rank of small counts with Pólya urns, and the cost of computing them.
 
-Repeats figures 1 and 2 of Kurutmaz et al., "Bayesian learning of non-negative
-matrix/tensor factorizations by simulating Pólya urns": on a 3 x 4 matrix of nine tokens
-the log evidence of every rank, exact, by sequential Monte Carlo and as a variational
-bound, and the weights of the particles; then ranks found for synthetic tensors; then
-the seconds of both methods for tensors of one total and growing size.
+Reproduces figures 1 and 2 of Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor
+factorizations by simulating Pólya urns". For a 3 x 4 matrix of nine tokens, the example computes
+the log evidence of every rank exactly, by sequential Monte Carlo, and as a variational bound, and
+the weights of the particles. Then it estimates the ranks of synthetic tensors, and measures the
+time of both methods for tensors of growing size with the same total.
 
     python examples/allocation.py [--tensors 5] [--sizes 100 1000 10000] [--picture a.png]
 
-Prints tables, and which of the paper's claims these figures bear out.
+Prints tables, and whether the results confirm the claims of the paper.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def tell(
     sizes: Sequence[int],
     seconds: dict[str, Array],
 ) -> None:
-    """All tables, and what of the paper holds here."""
+    """Print all tables, and the verdicts on the claims of the paper."""
     print("The 3 x 4 matrix: log evidence (nats)\nrank     exact   particles    error     bound")
     for row, rank in enumerate(ranks):
         print(
@@ -127,29 +127,29 @@ def tell(
             f"{small.error[row]:9.3f}{small.bound[row]:10.3f}"
         )
     by_particles, by_bound = (chosen(tensors[name], ranks) for name in ("particles", "bound"))
-    print(f"\nRanks found for tensors of rank {TRUE_RANK} and {TOKENS} tokens")
+    print(f"\nEstimated ranks of tensors of rank {TRUE_RANK} with {TOKENS} tokens")
     print(f"  particles {by_particles.tolist()}\n  bound     {by_bound.tolist()}")
-    print("\nSeconds at one total\n    size  particles     bound")
+    print("\nSeconds for the same total\n    size  particles     bound")
     for row, size in enumerate(sizes):
         print(f"{size:8d}{seconds['particles'][row]:11.3f}{seconds['bound'][row]:10.3f}")
     print("\nThe paper's claims")
     peaks = [ranks[int(np.argmax(v))] for v in (small.exact, small.particles, small.bound)]
     print(
-        f"  toy: the exact evidence is largest at rank {peaks[0]}, that of particles at "
-        f"{peaks[1]}, the bound at {peaks[2]}"
+        f"  toy: the largest exact evidence is at rank {peaks[0]}, that of particles at "
+        f"{peaks[1]}, the largest bound at {peaks[2]}"
     )
     at_true = tensors["particles"][:, ranks.index(TRUE_RANK)]
     best = tensors["particles"].max(axis=1)
     tied = best - at_true <= 2 * np.sqrt(2) * tensors["error"].max(axis=1)
     print(
-        f"  rank of tensors: particles right or tied within their errors in {int(tied.sum())} of "
-        f"{len(tied)}, the bound right in {int((by_bound == TRUE_RANK).sum())}"
+        f"  rank of tensors: particles are correct or tied within errors in {int(tied.sum())} of "
+        f"{len(tied)}, the bound is correct in {int((by_bound == TRUE_RANK).sum())}"
     )
     growth = {name: values[-1] / values[0] for name, values in seconds.items()}
     print(
-        f"  from size {sizes[0]} to {sizes[-1]} time grows {growth['particles']:.1f} times with "
-        f"particles, {growth['bound']:.1f} times with the bound (which visits occupied cells "
-        "only, so that it does not grow with the size either)"
+        f"  from size {sizes[0]} to {sizes[-1]}, the time grows by a factor of "
+        f"{growth['particles']:.1f} with particles and {growth['bound']:.1f} with the bound, which "
+        "visits only occupied cells and therefore does not grow with the size, either"
     )
 
 
@@ -186,25 +186,25 @@ def picture(
         of_sizes.loglog(sizes, seconds[name], mark, label=label)
     of_tensors.axvline(TRUE_RANK, color="0.7", zorder=0)
     of_tensors.set(title=f"Tensors of rank {TRUE_RANK}, {TOKENS} tokens", xlabel="rank")
-    of_tensors.set_ylabel("below the highest of particles (nats)")
-    of_sizes.set(title="One total, growing size", xlabel="rows and columns", ylabel="seconds")
+    of_tensors.set_ylabel("relative to the maximum of particles (nats)")
+    of_sizes.set(title="Growing size, same total", xlabel="rows and columns", ylabel="seconds")
     of_sizes.set_ylim(bottom=seconds["bound"].min() / 4, top=4 * seconds["particles"].max())
     for panel in axes.flat:
         panel.legend(frameon=False)
     for panel in (by_rank, of_tensors):
         panel.set_xticks(ranks)
     figure.savefig(path, dpi=120)
-    print(f"\n{path} written")
+    print(f"\nwrote {path}")
 
 
 def main() -> None:
-    """Everything, in order."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=5, help="from 1 to this, at least 3")
-    parser.add_argument("--tensors", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=5, help="largest rank, at least 3")
+    parser.add_argument("--tensors", type=int, default=5, help="number of synthetic tensors")
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
-    parser.add_argument("--total", type=int, default=10_000, help="tokens of the matrices")
-    parser.add_argument("--picture", default="allocation.png")
+    parser.add_argument("--total", type=int, default=10_000, help="number of tokens in each matrix")
+    parser.add_argument("--picture", default="allocation.png", help="image file to write")
     options = parser.parse_args()
     ranks = range(1, max(options.ranks, TRUE_RANK) + 1)
     small = toy(ranks)

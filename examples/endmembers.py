@@ -1,17 +1,17 @@
-"""Materials of a hyperspectral image, and how sure one may be of their spectra and places.
+"""Materials of a hyperspectral image, with the uncertainty of their spectra and maps.
 
-Every pixel of an image with many bands is a mixture: V (band, pixel) ≈ W H, a column of W the
-spectrum of one material (an endmember), a row of H how much light each pixel has of it. Many
-pairs fit about equally well. A posterior of particles tells which part of the answer they
-share: spectra with their spread, maps of the heaviest particle with the standard deviation
+Every pixel of an image with many bands is a mixture: V (band, pixel) ≈ W H, where a column of W is
+the spectrum of one material (an endmember), and a row of H is its amount of light in each pixel.
+Many pairs W, H fit almost equally well. A posterior of particles shows what these have in common:
+spectra with their spread, maps of the particle with the largest weight with the standard deviation
 over particles, and angles to known endmembers, if there are any.
 
     python examples/endmembers.py [--cube FILE.npz] [--components 4] [--picture maps.png]
 
-Without a file the image is synthetic: smooth spectra, mixed by Dirichlet abundances that
-vary smoothly over the image, so that hardly a pixel is pure, and noise. A file has an array
-``cube`` (bands, height, width) and, if they are known, ``endmembers`` (bands, materials),
-``abundance`` (materials, height, width) and ``endmember_names``.
+Without a file, the image is synthetic: noise, and smooth spectra that are mixed by spatially
+smooth Dirichlet abundances, so that few pixels are pure. A file has an array ``cube`` (bands,
+height, width) and, if they are known, ``endmembers`` (bands, materials), ``abundance`` (materials,
+height, width) and ``endmember_names``.
 """
 
 import argparse
@@ -167,12 +167,12 @@ def tell(scene: Scene, found: Unmixed) -> None:
     if scene.endmembers is not None:
         apart = np.array([np.diag(angles(one, scene.endmembers)) for one in found.spectra])
     print(
-        f"{count} particles, {int((weight > 0).sum())} of them with weight; objectives within "
-        f"{found.objective.max() / found.objective.min() - 1:.1%} of each other\n"
+        f"{count} particles, {int((weight > 0).sum())} with weight; their objectives differ by up "
+        f"to {found.objective.max() / found.objective.min() - 1:.1%}\n"
     )
-    head = f"{'material':12}{'from their mean':>18}{'share of light':>19}{'sd of its map':>15}"
+    head = f"{'material':12}{'angle to mean':>18}{'share of light':>19}{'sd of map':>15}"
     if apart is not None:
-        head += f"{'from the known':>21}{'range':>15}" + (
+        head += f"{'angle to known':>21}{'range':>15}" + (
             "error of map" if truth is not None else ""
         ).rjust(14)
     print(head)
@@ -188,24 +188,24 @@ def tell(scene: Scene, found: Unmixed) -> None:
             if truth is not None:
                 line += f"{weight @ np.abs(found.shares[:, k] - truth[k]).mean(axis=1):13.1%}"
         print(line)
-    print("angles in degrees: mean ± sd over particles, by their masses")
+    print("angles in degrees: weighted mean ± sd over particles")
     if apart is not None:
         tell_of_fit(found, apart.mean(axis=1))
 
 
 def tell_of_fit(found: Unmixed, far: Array) -> None:
-    """Whether a better fit is nearer to the known endmembers."""
+    """Print whether particles with a better fit are closer to the known endmembers."""
     mean, sd = mean_and_sd(far, found.weight)
     best, nearest = int(found.objective.argmin()), int(far.argmin())
     print(
-        f"\nMean angle to the known endmembers: {mean:.1f}° ± {sd:.1f}°; of the particle that fits "
-        f"best {far[best]:.1f}°, of the nearest one {far[nearest]:.1f}°, whose objective is "
-        f"{found.objective[nearest] / found.objective[best] - 1:.2%} higher."
+        f"\nMean angle to the known endmembers: {mean:.1f}° ± {sd:.1f}°. The particle with the "
+        f"best fit is at {far[best]:.1f}°, the closest one at {far[nearest]:.1f}°; its objective "
+        f"is {found.objective[nearest] / found.objective[best] - 1:.2%} higher."
     )
     if np.ptp(far) > 0 and np.ptp(found.objective) > 0 and len(far) > 2:
         rank = float(spearmanr(found.objective, far).statistic)
-        told = "a better fit is nearer" if rank > 0.5 else "the fit does not tell which is nearest"
-        print(f"Rank correlation of objective and angle: {rank:.2f}; {told}.")
+        text = "a better fit is closer" if rank > 0.5 else "the fit does not predict the angle"
+        print(f"Rank correlation of objective and angle: {rank:.2f}; {text}.")
 
 
 def picture(path: str, scene: Scene, found: Unmixed) -> None:
@@ -242,7 +242,7 @@ def picture(path: str, scene: Scene, found: Unmixed) -> None:
         fontsize=11,
     )
     figure.savefig(path, dpi=120)
-    print(f"\n{path} written")
+    print(f"\nwrote {path}")
 
 
 def known_top(scene: Scene) -> float:
@@ -270,15 +270,23 @@ def main() -> None:
     """Unmix, tell, draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cube", help="npz file with an array cube (bands, height, width)")
-    parser.add_argument("--side", type=int, default=32, help="of the synthetic image, in pixels")
-    parser.add_argument("--components", type=int, help="default: known endmembers, else 4")
-    parser.add_argument("--particles", type=int, default=30)
-    parser.add_argument("--pilot", type=int, default=10, help="runs that set the threshold")
+    parser.add_argument(
+        "--side", type=int, default=32, help="side of the synthetic image, in pixels"
+    )
+    parser.add_argument(
+        "--components",
+        type=int,
+        help="number of materials; by default that of the known endmembers, or 4",
+    )
+    parser.add_argument("--particles", type=int, default=30, help="number of particles")
+    parser.add_argument(
+        "--pilot", type=int, default=10, help="number of pilot runs, which set the threshold"
+    )
     parser.add_argument(
         "--start", choices=("q_transform", "random", "nndsvdar"), default="q_transform"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", default="endmembers.png")
+    parser.add_argument("--picture", default="endmembers.png", help="image file to write")
     settings = parser.parse_args()
     scene = scene_of_file(settings.cube) if settings.cube else synthetic(settings.side)
     components = settings.components or len(scene.names) or 4

@@ -1,13 +1,13 @@
-"""How many components? Thermodynamic integration beside exact evidences and Chib's method.
+"""Number of components by thermodynamic integration, with exact evidences and Chib's method.
 
-Repeats figures 1 and 3 of Şimşekli et al. 2016 (section 4.1). First a sum of R Gaussian
-variables, whose evidence is known: this package's ladder of temperatures, and the paper's
-uniform one. Then counts from a Poisson factorization of rank 5: thermodynamic
-integration and Chib's method at every rank, and the seconds of both.
+Reproduces figures 1 and 3 of Şimşekli et al. 2016 (section 4.1). The first model is a sum of R
+Gaussian variables, whose evidence is known: it compares this package's temperature ladder with the
+uniform one of the paper. The second one is a Poisson factorization of counts of rank 5: it
+compares the estimates and the times of thermodynamic integration and Chib's method at every rank.
 
     python examples/evidence.py [--ranks 10] [--rows 100] [--columns 75] [--picture e.png]
 
-Prints tables, and which of the paper's claims these figures bear out.
+Prints tables, and whether the results confirm the claims of the paper.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def evidence(V: Array, rank: int, method: object) -> dfac.Evidence:
 
 
 def table(title: str, ranks: Sequence[int], found: dict[str, Array]) -> None:
-    """What was found, rank by rank."""
+    """Print the results by rank."""
     print(f"\n{title}\nrank" + "".join(f"{name:>22}" for name in found))
     for row, rank in enumerate(ranks):
         print(f"{rank:4d}" + "".join(f"{values[row]:22.2f}" for values in found.values()))
@@ -89,7 +89,7 @@ def verdict(
     counts: dict[str, Array],
     seconds: dict[str, float],
 ) -> None:
-    """What of the paper holds here."""
+    """Print the verdicts on the claims of the paper."""
 
     def best(values: Array) -> int:
         return ranks[int(np.argmax(values))]
@@ -100,8 +100,8 @@ def verdict(
         worst = float(np.abs(sums[name] - exact).max())
         inside = float(np.mean(np.abs(sums[name] - exact) < 2 * sums[f"{name}, error"]))
         print(
-            f"  {name}: largest at R = {best(sums[name])}, the exact curve at R = {best(exact)}; "
-            f"off by up to {worst:.1f} nats, {inside:.0%} within two of its errors"
+            f"  {name}: maximum at R = {best(sums[name])}, exact maximum at R = {best(exact)}; "
+            f"largest error {worst:.1f} nats, {inside:.0%} within two standard errors"
         )
     print(
         f"  rank of the counts (true: {TRUE_RANK}): thermodynamic integration "
@@ -110,15 +110,15 @@ def verdict(
     ratio = seconds["Chib"] / seconds["thermodynamic"]
     print(
         f"  time for {len(ranks)} ranks: {seconds['thermodynamic']:.1f} s and "
-        f"{seconds['Chib']:.1f} s, a factor of {ratio:.1f} (the paper: 6)"
+        f"{seconds['Chib']:.1f} s with Chib's method, a factor of {ratio:.1f} (paper: 6)"
     )
     apart = counts["Chib"] - counts["thermodynamic"]
     poor = counts["sweeps that count"] < 10
     if poor.any():
         print(
-            f"  but Chib's estimate hangs on fewer than ten sweeps at {int(poor.sum())} of "
-            f"{len(ranks)} ranks, and is up to {np.abs(apart).max():.0f} nats away: the times "
-            "are not of equal answers"
+            f"  but Chib's estimate depends on fewer than ten sweeps at {int(poor.sum())} of "
+            f"{len(ranks)} ranks, and differs by up to {np.abs(apart).max():.0f} nats: the times "
+            "are not for equally accurate results"
         )
 
 
@@ -136,7 +136,7 @@ def picture(
         left.errorbar(ranks, sums[name] - highest, error, fmt=mark, label=name, ms=5)
     left.set_yscale("symlog", linthresh=10)
     left.set(title="A sum of R Gaussian variables", xlabel="R")
-    left.set_ylabel("log evidence below the highest exact one (nats)")
+    left.set_ylabel("log evidence relative to the exact maximum (nats)")
     for name, mark in (("thermodynamic", "o-"), ("Chib", "s--")):
         right.errorbar(ranks, counts[name], 2 * counts[f"{name}, error"], fmt=mark, label=name)
     if TRUE_RANK in ranks:
@@ -147,16 +147,16 @@ def picture(
         axes.legend(frameon=False)
         axes.set_xticks(ranks)
     figure.savefig(path, dpi=120)
-    print(f"\n{path} written")
+    print(f"\nwrote {path}")
 
 
 def main() -> None:
-    """Everything, in order."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=10, help="from 1 to this")
-    parser.add_argument("--rows", type=int, default=100)
-    parser.add_argument("--columns", type=int, default=75)
-    parser.add_argument("--picture", default="evidence.png")
+    parser.add_argument("--ranks", type=int, default=10, help="largest rank")
+    parser.add_argument("--rows", type=int, default=100, help="rows of the counts")
+    parser.add_argument("--columns", type=int, default=75, help="columns of the counts")
+    parser.add_argument("--picture", default="evidence.png", help="image file to write")
     options = parser.parse_args()
     ranks = range(1, options.ranks + 1)
     sums = gaussian_sums(ranks)

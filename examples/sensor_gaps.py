@@ -1,14 +1,13 @@
-"""Fill the gaps of a labelled sensor record, hour by hour, with error bars.
+"""Fill the gaps of a labelled sensor record, with error bars.
 
-Sixty sensors measure one value an hour for some weeks; every sensor drops out now
-and then for hours on end. The record is an xarray.DataArray in chunks, as it
-would come from a file larger than memory. Three daily and weekly patterns make
-it up, and a Gaussian model (beta = 2) finds them, fills in what is missing, and
-says how sure it is.
+Sixty sensors measure one value per hour for some weeks; every sensor fails now and then for
+several hours. The record is a chunked xarray.DataArray, as if from a file larger than memory. It
+consists of three daily and weekly patterns. A Gaussian model (beta = 2) finds these and fills the
+missing values with their uncertainty.
 
     python examples/sensor_gaps.py [--weeks 8] [--draws 300] [--picture gaps.png]
 
-Prints how many of the values that were taken away lie in their 90 % intervals.
+Prints the share of the removed values inside their 90 % intervals.
 """
 
 import argparse
@@ -49,11 +48,11 @@ def record(weeks: int, seed: int = 0) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def main() -> None:
-    """Sample, fill in, and say how well that went."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--weeks", type=int, default=8)
-    parser.add_argument("--draws", type=int, default=300)
-    parser.add_argument("--picture", help="file to draw one sensor into")
+    parser.add_argument("--weeks", type=int, default=8, help="length of the record")
+    parser.add_argument("--draws", type=int, default=300, help="number of draws")
+    parser.add_argument("--picture", help="image file to write")
     arguments = parser.parse_args()
 
     complete, gappy = record(arguments.weeks)
@@ -71,9 +70,9 @@ def main() -> None:
     inside = (truth >= filled["lower"]) & (truth <= filled["upper"])
     error = np.sqrt(np.mean((truth - filled["mean"]) ** 2))
     print(f"{gappy.isnull().mean().item():.0%} of {gappy.size} values are missing")
-    print(f"noise: sd {np.sqrt(trace.attrs['dispersion']):.3f} estimated, 1 in truth")
+    print(f"noise: sd {np.sqrt(trace.attrs['dispersion']):.3f} estimated, 1 true")
     print(f"root mean squared error of the filled values: {float(error):.3f}")
-    print(f"share of them in their 90 % intervals: {float(inside.mean()):.3f}")
+    print(f"share inside the 90 % intervals: {float(inside.mean()):.3f}")
     if arguments.picture:
         draw(trace, complete, gappy, arguments.picture)
 
@@ -85,12 +84,12 @@ def draw(trace: xr.DataTree, complete: xr.DataArray, gappy: xr.DataArray, path: 
     week = dfac.predict(trace, rows=complete["time"].values[-168:], columns=["S07"]).squeeze()
     figure, axes = plt.subplots(figsize=(10, 3.2), layout="constrained")
     axes.fill_between(
-        week["time"], week["lower"], week["upper"], alpha=0.25, label="90 % of new observations"
+        week["time"], week["lower"], week["upper"], alpha=0.25, label="90 % predictive interval"
     )
     axes.plot(week["time"], week["mean"], label="posterior mean")
     axes.plot(week["time"], gappy[-168:].sel(sensor="S07"), "k.", label="measured")
     missing = complete[-168:].where(gappy[-168:].isnull()).sel(sensor="S07")
-    axes.plot(week["time"], missing, "rx", label="taken away")
+    axes.plot(week["time"], missing, "rx", label="removed")
     axes.set_ylabel("sensor S07, degrees")
     axes.legend(ncols=4, fontsize="small")
     figure.savefig(path, dpi=120)

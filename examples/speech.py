@@ -1,23 +1,20 @@
-"""Choose the size of a speech dictionary by its evidence, and see how well it removes noise.
+"""Choose the size of a speech dictionary by its evidence, and test it on noise removal.
 
-Magnitude spectrograms of clean speech are factorized under a Poisson law at several
-ranks; thermodynamic integration gives the log evidence of each. Then every dictionary
-is frozen (``fixed_w``), five free components beside it take up the noise of mixtures that
-it has not heard, and the speech is what a Wiener-like mask leaves. If the evidence is a
-guide, its best rank is also the one that removes noise best: Şimşekli et al. 2016,
-section 4.2 and figure 4.
+Magnitude spectrograms of clean speech are factorized under a Poisson likelihood at several ranks;
+thermodynamic integration estimates the log evidence of each. Then every dictionary is frozen
+(``fixed_w``) and applied to mixtures of new speech and noise: five free components model the
+noise, and a Wiener-like mask recovers the speech. If the evidence is a good guide, its best rank
+also removes noise best: Şimşekli et al. 2016, section 4.2 and figure 4.
 
     python examples/speech.py [--speech clean1.wav clean2.wav ...] [--noise noise.wav ...]
                               [--ranks 8 16 32 64] [--picture speech.png]
 
-Takes wav files (every third clip of speech is kept for the mixtures, the others are
-trained on), or makes sounds up. Prints evidence and BSS_EVAL's ratios (SDR: to all that
-is wrong, SIR: to the noise, SAR: to artefacts) for every rank, and whether they agree.
-The evidence is that of counts, and magnitudes become counts by a choice of unit: the
-dispersion that the largest dictionary leaves, or a multiple of it by --unit. That choice
-has its share in the result: for 12 s of read speech the evidence was the largest at 32 of
-the ranks 4 to 64 in that unit (16 was within its errors), at 64 in half and at 16 in twice
-of it.
+Reads wav files (every third clip of speech is used for the mixtures, the others for training), or
+synthesizes sounds. Prints the evidence and the BSS_EVAL ratios (SDR: all errors, SIR: noise, SAR:
+artifacts) for every rank, and whether they agree. The evidence is that of counts, and magnitudes
+become counts in a certain unit: the dispersion that the largest dictionary leaves, times --unit.
+The result depends on this unit: for 12 s of read speech and ranks 4 to 64, the evidence was
+largest at 32 (with 16 within its errors), at 64 in half the unit and at 16 in twice the unit.
 
 Mixtures are scored by fast_bss_eval (pip install 'daskfactor[examples]').
 """
@@ -126,7 +123,7 @@ def evidence(counts: Array, ranks: list[int], temperatures: int, draws: int) -> 
     if caught:  # chains mix slowly at low temperatures
         print(
             f"{len(caught)} of {len(ranks)} evidences come from chains with few independent draws, "
-            "so that their errors are guesses; more --draws mend that"
+            "so that their errors are unreliable; increase --draws"
         )
     return table
 
@@ -144,24 +141,26 @@ def sounds(arguments: argparse.Namespace) -> tuple[Sound, Sound, list[Sound]]:
     else:
         noises = [noise_like(rng, seconds, rate)]
     if len(clips) < 3:
-        raise SystemExit(f"at least 3 clips of speech are needed, got {len(clips)}")
+        raise SystemExit(f"--speech needs at least 3 files, got {len(clips)}")
     train = [clip for number, clip in enumerate(clips) if number % 3 != 2]
     return np.concatenate(train), np.concatenate(clips[2::3]), noises
 
 
 def main() -> None:
-    """Evidence of every rank, enhancement at every rank, both side by side."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speech", nargs="+", help="wav files of clean speech, at least 3")
     parser.add_argument("--noise", nargs="+", help="wav files of noise")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8, 16, 32, 64])
-    parser.add_argument("--snr", nargs="+", type=float, default=[0, 5, 10, 15], help="in dB")
-    parser.add_argument("--temperatures", type=int, default=10)
-    parser.add_argument("--draws", type=int, default=80, help="log-likelihoods at temperature 1")
-    parser.add_argument("--unit", type=float, default=1.0, help="of a count, in dispersions")
-    parser.add_argument("--rate", type=int, default=16_000, help="samples a second")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a made-up clip")
-    parser.add_argument("--picture", help="file to draw evidence and enhancement into")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8, 16, 32, 64], help="ranks")
+    parser.add_argument(
+        "--snr", nargs="+", type=float, default=[0, 5, 10, 15], help="signal-to-noise ratios in dB"
+    )
+    parser.add_argument("--temperatures", type=int, default=10, help="number of temperatures")
+    parser.add_argument("--draws", type=int, default=80, help="number of draws at temperature 1")
+    parser.add_argument("--unit", type=float, default=1.0, help="unit of a count, in dispersions")
+    parser.add_argument("--rate", type=int, default=16_000, help="samples per second")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a synthetic clip")
+    parser.add_argument("--picture", help="image file to write")
     arguments = parser.parse_args()
 
     train, test, noises = sounds(arguments)
@@ -171,7 +170,7 @@ def main() -> None:
     unit = arguments.unit * fit(magnitude, dfac.TweedieNMF(ranks[-1])).attrs["dispersion"]
     counts = np.round(magnitude / unit)
     print(f"{counts.shape[0]} frequencies x {counts.shape[1]} times of clean speech, ", end="")
-    print(f"{counts.mean():.2f} counts a cell")
+    print(f"{counts.mean():.2f} counts per cell")
     table = evidence(counts, ranks, arguments.temperatures, arguments.draws)
     table = table.assign_coords(snr=arguments.snr, ratio=["SDR", "SIR", "SAR"])
     dictionaries = [fit(counts, poisson(rank))["W"].values for rank in ranks]
@@ -191,7 +190,7 @@ def main() -> None:
 
 
 def report(table: xr.Dataset) -> None:
-    """Evidence beside enhancement, and whether their best ranks agree."""
+    """Print evidence and enhancement, and whether their best ranks agree."""
     heads = "".join(f"{f'{snr:g} dB':>8}" for snr in table["snr"].values)
     print(
         f"{'rank':>4}{'log evidence':>14}{'error':>7}{'s':>5}   SDR:{heads}    mean: SDR  SIR  SAR"
@@ -212,17 +211,17 @@ def report(table: xr.Dataset) -> None:
     chosen, best = table.attrs["best"], int(sdr.mean("snr").idxmax("rank"))
     lost = (sdr.mean("snr").max() - sdr.mean("snr").sel(rank=chosen)).item()
     near = ", ".join(map(str, table.attrs["not_distinguishable"]))
-    told = f" (which its errors do not tell from {near})" if near else ""
-    print(f"the evidence is largest at rank {chosen}{told}, the mean SDR at rank {best}: ", end="")
+    text = f" (within errors of {near})" if near else ""
+    print(f"the evidence is largest at rank {chosen}{text}, the mean SDR at rank {best}: ", end="")
     if chosen == best:
         print("they agree, as in the paper")
     elif best in table.attrs["not_distinguishable"]:
-        print(f"they agree within its errors, though its choice costs {lost:.2f} dB")
+        print(f"they agree within errors; the choice by evidence costs {lost:.2f} dB")
     else:
-        print(f"unlike in the paper they differ, and the evidence's choice costs {lost:.2f} dB")
+        print(f"they differ, unlike in the paper; the choice by evidence costs {lost:.2f} dB")
     if table["rank"].values[-1] in (chosen, best):
-        print("(that is the largest rank tried, and a larger one may be better still)")
-    print("in another --unit the evidence may choose another rank")
+        print("(this is the largest rank in the comparison; a larger one may be better)")
+    print("the best rank by evidence depends on --unit")
 
 
 def draw(table: xr.Dataset, path: str) -> None:
@@ -238,7 +237,7 @@ def draw(table: xr.Dataset, path: str) -> None:
             table["rank"], table["enhanced"].sel(ratio=ratio).mean("snr"), "k--", label="mean"
         )
         axes.set(title=f"{ratio} of the enhanced speech", ylabel="dB")
-    panels[0].legend(title="mixed at", fontsize="small")
+    panels[0].legend(title="mixture", fontsize="small")
     error = np.hypot(table["standard_error"], table["discretization_error"])
     panels[3].errorbar(table["rank"], table["log_evidence"], 2 * error, fmt="ko-", capsize=3)
     panels[3].set(title="clean speech (dotted: largest)", ylabel="log evidence ± 2 errors, nats")

@@ -1,13 +1,13 @@
-"""Who meets where and when: four patterns in counts of visits, and visits that nobody recorded.
+"""Patterns of visits by person, place and hour, and predictions of unrecorded visits.
 
-Made-up counts of visits of 120 people to 40 places in 48 half-hours. Four patterns (commuters,
-shoppers, a night shift, sport) each have people, places and hours. A tenth of all counts
-were not recorded.
+Synthetic counts of visits by 120 people to 40 places in 48 half-hours. Each of four patterns
+(commuters, shoppers, a night shift, sport) has people, places and hours. A tenth of all counts is
+not recorded.
 
     python examples/tensors.py [--people 120] [--draws 400] [--picture tensors.png]
 
-Prints the busiest hours of each pattern with intervals, and how well visits that were not recorded
-are predicted.
+Prints the busiest hours of each pattern with intervals, and the errors of predictions for
+unrecorded counts.
 """
 
 import argparse
@@ -22,7 +22,7 @@ NAMES = ("person", "place", "hour")
 
 
 def visits(people: int, seed: int = 1) -> tuple[xr.DataArray, np.ndarray]:
-    """Make counts up, and say what their means are."""
+    """Return synthetic counts and their means."""
     rng = np.random.default_rng(seed)
     clock = np.arange(HOURS) / 2.0
     peaks = [(8.0, 18.0), (11.0, 16.0), (1.0, 23.0), (10.0, 20.0)]
@@ -45,11 +45,11 @@ def visits(people: int, seed: int = 1) -> tuple[xr.DataArray, np.ndarray]:
 
 
 def main() -> None:
-    """Sample, tell when patterns are busy, and predict what was not recorded."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--people", type=int, default=120)
-    parser.add_argument("--draws", type=int, default=400)
-    parser.add_argument("--picture", help="file to draw the patterns' hours into")
+    parser.add_argument("--people", type=int, default=120, help="number of people")
+    parser.add_argument("--draws", type=int, default=400, help="number of draws")
+    parser.add_argument("--picture", help="image file to write")
     arguments = parser.parse_args()
 
     counts, mean = visits(arguments.people)
@@ -66,9 +66,9 @@ def main() -> None:
     told = dfac.monitored(trace)
     inside = (told["lower"] <= held.values) & (held.values <= told["upper"])
     error = float(np.sqrt(np.mean((told["mean"].values - mean[held.cells]) ** 2)))
-    print(f"{len(held.values)} cells that were not recorded: root mean squared error of their")
+    print(f"{len(held.values)} unrecorded cells: root mean squared error of the predicted")
     print(f"means {error:.3f}, of the mean of all cells {mean[held.cells].std():.3f};")
-    print(f"share of the counts in their 90 % intervals: {float(inside.mean()):.3f}")
+    print(f"share of the counts inside the 90 % intervals: {float(inside.mean()):.3f}")
 
     hours = dfac.factors(dfac.align(trace))["hour"].stack(sample=("chain", "draw"))
     shares = hours / hours.sum("hour")

@@ -1,15 +1,15 @@
-"""Topics of a set of documents, and how many of them the documents support.
+"""Topics of a set of documents, and the number of topics that the documents support.
 
-Latent Dirichlet allocation is an allocation model, ``"d -> r, r -> w"``: a document draws a
-topic, the topic draws a word. The number of topics is chosen by the variational bound of
-the log evidence, the best of several starts at every number; and checked by sequential
-Monte Carlo on a random share of the words that particles can manage.
+Latent Dirichlet allocation is an allocation model, ``"d -> r, r -> w"``: a document draws a topic,
+and the topic draws a word. The number of topics is chosen by the variational bound of the log
+evidence, the best of several starts for each number. Sequential Monte Carlo checks it on a random
+share of the words, as many as particles can handle.
 
     python examples/topics.py [--documents FILE.npz] [--topics 2 5 10 15 20 30] [--tokens 250]
 
-Without a file the documents are the sections of the Python language reference that every
-interpreter carries. A file holds a matrix of documents by words as ``data``, ``indices``,
-``indptr`` and ``shape``, and the words as ``vocab``.
+Without a file, the documents are the sections of the Python language reference, which is part of
+every interpreter. A file has a matrix of documents by words as ``data``, ``indices``, ``indptr``
+and ``shape``, and the words as ``vocab``.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from scipy import sparse
 import daskfactor as dfac
 
 COMMON = 0.35
-"""Share of the documents beyond which a word says nothing of a topic."""
+"""Largest share of the documents with a word that is used."""
 RARE = 4
-"""Documents that a word must be in."""
+"""Smallest number of documents with a word that is used."""
 
 
 class Documents(NamedTuple):
@@ -95,7 +95,7 @@ def tell(
     bounds: list[dfac.Evidence],
     checks: list[dfac.Evidence],
 ) -> int:
-    """Both tables and the topics; returns the place of the best number of topics."""
+    """Print the tables and the topics; return the position of the best number of topics."""
     rows, cols = documents.counts.shape
     print(f"{rows} documents, {cols} words, {int(documents.counts.sum())} tokens")
     print(f"log evidence (nats)\ntopics       bound   {checks[0].trace.attrs['tokens']} tokens")
@@ -105,8 +105,8 @@ def tell(
     best = int(np.argmax([one.value for one in bounds]))
     few = topics[int(np.argmax([one.value for one in checks]))]
     print(
-        f"\nThe bound is largest with {topics[best]} topics; on the tokens that particles were "
-        f"given, the evidence with {few}.\n"
+        f"\nThe bound is largest for {topics[best]} topics; the evidence of the thinned tokens is "
+        f"largest for {few}.\n"
     )
     for number, found in enumerate(top_words(bounds[best], documents.words, 9), 1):
         print(f"  {number:2d}  {' '.join(found)}")
@@ -127,24 +127,30 @@ def picture(
     curve.set(title="Variational bound", xlabel="topics", ylabel="log evidence (nats)")
     curve.set_xticks(list(topics))
     panels = right.subplots(2, 3)
-    right.suptitle("Likeliest words of the largest topics")
+    right.suptitle("Most likely words of the largest topics")
     for panel, topic in zip(panels.flat, shown, strict=False):
         panel.barh(list(topic)[::-1], list(topic.values())[::-1], color="C0")
         panel.tick_params(labelsize=8)
     for panel in panels.flat[len(shown) :]:
         panel.axis("off")
     figure.savefig(path, dpi=120)
-    print(f"\n{path} written")
+    print(f"\nwrote {path}")
 
 
 def main() -> None:
-    """Everything, in order."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--documents", help="npz file of a matrix of counts and its words")
-    parser.add_argument("--topics", type=int, nargs="+", default=[2, 5, 10, 15, 20, 30])
-    parser.add_argument("--starts", type=int, default=8, help="of the variational bound")
-    parser.add_argument("--tokens", type=int, default=250, help="for the particles")
-    parser.add_argument("--picture", default="topics.png")
+    parser.add_argument(
+        "--topics", type=int, nargs="+", default=[2, 5, 10, 15, 20, 30], help="numbers"
+    )
+    parser.add_argument(
+        "--starts", type=int, default=8, help="number of starts of the variational bound"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=250, help="number of tokens for the particles"
+    )
+    parser.add_argument("--picture", default="topics.png", help="image file to write")
     options = parser.parse_args()
     if options.documents:
         documents = documents_of_file(options.documents)

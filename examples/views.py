@@ -1,18 +1,18 @@
-"""Predict cells' proteins, and what regions of their DNA are open, from their messenger RNA.
+"""Predict the proteins of cells from messenger RNA and open regions of DNA.
 
-Three made-up measurements of one tissue: RNA counts of 300 cells, levels of 12 surface proteins of
-half of them, and counts of open regions of most, which vary more than Poisson counts do. Each is
-a labelled table in an order of its own, as three machines would have written them, and each has
-its law. Five programs drive the cells: two make no protein, and one opens no region.
+Three synthetic measurements of one tissue: RNA counts of 300 cells, levels of 12 surface proteins
+of half of them, and counts of open regions of most, which are overdispersed. Each is a labelled
+table with its own order of cells and its own likelihood. Five programs drive the cells: two of
+them produce no protein, and one opens no region.
 
-The matrices are sampled as one that share the cells' factor. What the example prints is what a
-field would ask for: by how much each program explains each measurement, with intervals, so that
-those show that only one of them sees; and proteins of cells in which nobody measured any, beside
-the values that were taken away.
+The matrices are sampled jointly and share the factor of the cells. The example prints the share of
+the variance of each measurement that each program explains, with intervals, which reveals programs
+that only one measurement shows; and the predicted proteins of cells without protein measurements,
+next to the removed values.
 
     python examples/views.py [--cells 300] [--draws 400] [--picture views.png]
 
-Prints how many of these values lie in their 90 % intervals.
+Also prints the share of these values inside their 90 % intervals.
 """
 
 import argparse
@@ -70,11 +70,11 @@ def tissue(cells: int, seed: int = 1) -> Tissue:
 
 
 def main() -> None:
-    """Sample, tell what explains what, and predict proteins that nobody measured."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=300)
-    parser.add_argument("--draws", type=int, default=400)
-    parser.add_argument("--picture", help="file to draw shares and predictions into")
+    parser.add_argument("--cells", type=int, default=300, help="number of cells")
+    parser.add_argument("--draws", type=int, default=400, help="number of draws")
+    parser.add_argument("--picture", help="image file to write")
     arguments = parser.parse_args()
 
     made = tissue(arguments.cells)
@@ -105,12 +105,12 @@ def main() -> None:
 
 
 def tell_shares(trace: xr.DataTree) -> xr.DataArray:
-    """Print which part of the variance of each measurement each program explains."""
+    """Print the share of the variance of each measurement that each program explains."""
     shares = dfac.explained_variance(trace).stack(sample=("chain", "draw"))
     order = shares.mean("sample").sel(view="proteins").argsort().values[::-1]
     three = [own.isel(component=order) for own in (shares.mean("sample"), *ends(shares))]
     found = three[0]
-    print("\nshare of the variance that a program explains, % (90 % interval)")
+    print("\nexplained share of the variance by program, % (90 % interval)")
     print("program  " + "".join(f"{name:>20}" for name in found["view"].values))
     for number in range(found.sizes["component"]):
         told = [
@@ -119,7 +119,7 @@ def tell_shares(trace: xr.DataTree) -> xr.DataArray:
         ]
         print(f"{number + 1:<9}" + "".join(f"{own:>20}" for own in told))
     total = "".join(f"{100 * float(own):>20.0f}" for own in found.sum("component"))
-    print(f"together {total}")
+    print(f"total    {total}")
     return found
 
 
@@ -130,7 +130,7 @@ def ends(shares: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def tell_predictions(trace: xr.DataTree, made: Tissue) -> tuple[xr.Dataset, xr.DataArray]:
-    """Print how well proteins are known of cells that nobody measured any of."""
+    """Print predicted proteins of cells without measured proteins, and their errors."""
     measured = made.measured["proteins"]
     unseen = np.setdiff1d(made.proteins["cell"].values, measured["cell"].values)
     run = dfac.view(trace, "proteins")
@@ -139,17 +139,17 @@ def tell_predictions(trace: xr.DataTree, made: Tissue) -> tuple[xr.Dataset, xr.D
     inside = (predicted["lower"] <= truth) & (truth <= predicted["upper"])
     error = float(np.sqrt(((predicted["mean"] - truth) ** 2).mean()))
     plain = float(np.sqrt(((measured.mean("cell") - truth) ** 2).mean()))
-    print(f"\n{unseen[0]}, in which no protein was measured (90 % of new observations)")
+    print(f"\n{unseen[0]}, without measured proteins (90 % predictive interval)")
     for number in range(4):
         one = predicted.isel(cell=0, protein=number)
         print(
             f"{one['protein'].item()}  {float(one['mean']):5.1f} "
             f"({float(one['lower']):5.1f} to {float(one['upper']):5.1f}), "
-            f"in truth {float(truth[0, number]):5.1f}"
+            f"true {float(truth[0, number]):5.1f}"
         )
     print(f"root mean squared error in {unseen.size} such cells: {error:.2f}")
-    print(f"with the mean of each protein for all cells: {plain:.2f}; noise: {NOISE:.2f}")
-    print(f"share of their proteins in their 90 % intervals: {float(inside.mean()):.3f}")
+    print(f"with the mean of each protein over all cells: {plain:.2f}; noise: {NOISE:.2f}")
+    print(f"share of their proteins inside the 90 % intervals: {float(inside.mean()):.3f}")
     return predicted, truth
 
 
@@ -173,8 +173,8 @@ def draw(shares: xr.DataArray, predicted: xr.Dataset, truth: xr.DataArray, path:
         alpha=0.15,
     )
     right.axline((0, 0), slope=1, color="k", linewidth=0.8)
-    right.set_xlabel("protein predicted from RNA and open regions")
-    right.set_ylabel("protein measured")
+    right.set_xlabel("predicted protein (from RNA and open regions)")
+    right.set_ylabel("measured protein")
     figure.savefig(path, dpi=120)
 
 

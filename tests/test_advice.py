@@ -161,7 +161,7 @@ WARNINGS = {
         lambda _: evidence(COUNTS, dfac.VariationalBayes(max_iterations=2, tolerance=1e9)),
     ),
     "a formula": (
-        "let them read that column as text, or write .parquet",
+        "import that column as text, or write .parquet",
         lambda: predicted("p.csv"),
         lambda _: predicted("p.parquet"),
     ),
@@ -872,7 +872,7 @@ ERRORS = {
         lambda _: dfac.hold_out(V, 0.2, random_seed=0),
     ),
     "a sampler of the shell": (
-        "names none of BlockHMC, Gibbs, LangevinDynamics",
+        "must be one of BlockHMC, Gibbs, LangevinDynamics",
         lambda: fit("--sampler", "nuts", data=numbers()),
         lambda _: fit("--sampler", "BlockHMC"),
     ),
@@ -950,7 +950,7 @@ ERRORS = {
         ),
     ),
     "a prediction as a spreadsheet": (
-        "--output is a .csv, .parquet, .nc or .zarr file, or -",
+        "--output must be a .csv, .parquet, .nc or .zarr file, or -",
         lambda: (fit(data=numbers()), shell("predict", "r.zarr", "-o", "p.xls")),
         lambda _: shell("predict", "r.zarr", "-o", "p.csv"),
     ),

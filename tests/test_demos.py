@@ -67,7 +67,7 @@ def test_a_whole_demo_beats_the_row_mean_and_its_intervals_hold(tmp_path):
     errors = {score.method: score.error for score in evaluation.scores}
     assert errors["posterior mean"] < 0.85 * errors["row mean"] < errors["zero fill"]
     assert 0.85 < evaluation.coverage < 0.95
-    watched = demos.cells_to_watch(part, evaluation.erased)
+    watched = demos.cells_to_monitor(part, evaluation.erased)
     np.testing.assert_array_equal(np.isfinite(evaluation.sd), watched)
     assert demos.picture(evaluation).axes
 
@@ -76,7 +76,7 @@ def test_shown_pictures_are_watched_whole():
     images = small()
     erased = np.zeros(images.truth.shape, dtype=bool)
     erased[5, 1] = True
-    watched = demos.cells_to_watch(images, erased)
+    watched = demos.cells_to_monitor(images, erased)
     assert watched[:, [0, 2]].all()
     assert watched[5, 1]
     assert watched.sum() == 2 * 64 + 1

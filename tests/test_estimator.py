@@ -156,7 +156,7 @@ def test_parameters_that_cannot_be_used_are_named_at_the_fit():
         ({"n_components": 0}, "n_components"),
         ({"model": dfac.GaussianMF(2)}, "non-negative factors"),
         ({"model": "nmf"}, "non-negative factors"),
-        ({"model": FACTORS, "n_components": 3}, "leave out"),
+        ({"model": FACTORS, "n_components": 3}, "leave one of them out"),
         ({"draws": 0}, "draws"),
         ({"unstored": "nothing"}, "unstored"),
     ):
@@ -172,7 +172,7 @@ def test_what_is_not_fitted_says_so(fitted):
     refused(ValueError, "Negative values in data", fresh().fit, -COUNTS)
     refused(ValueError, "the weight at row 0", fresh().fit, COUNTS, weights=-np.ones(COUNTS.shape))
     refused(ValueError, "infinity", fresh().fit, np.where(COUNTS == 0, np.inf, COUNTS))
-    refused(ValueError, "takes \\(n_samples, 2\\)", fitted.inverse_transform, COUNTS)
+    refused(ValueError, "shape \\(n_samples, 2\\)", fitted.inverse_transform, COUNTS)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
@@ -231,7 +231,7 @@ def test_draws_of_another_run_are_never_taken_for_those_of_the_fit(tmp_path):
 def test_clones_say_that_one_store_is_not_for_all_of_them(tmp_path):
     estimator = dfac.BayesianNMF(2, store=tmp_path / "run.zarr", **SHORT)
     search = GridSearchCV(estimator, {"n_components": [1, 2]}, cv=2)
-    refused(ValueError, r"is a clone, and store=.* pass store=None", search.fit, COUNTS)
+    refused(ValueError, r"store=.* which is a clone; pass store=None", search.fit, COUNTS)
     assert list(tmp_path.iterdir()) == []
     clone(estimator).set_params(store=tmp_path / "other.zarr").fit(COUNTS)
     scores = search.set_params(estimator__store=None).fit(COUNTS).cv_results_["mean_test_score"]

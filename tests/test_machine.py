@@ -19,7 +19,7 @@ def test_limits_in_words_and_numbers_or_half_of_what_is_free(monkeypatch):
 def test_a_control_group_counts_with_those_above_it(tmp_path, monkeypatch):
     (tmp_path / "cgroup").write_text("12:cpu:/other\n0::/outer/inner\n")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800 * 1024))
-    monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "PROCESS_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     assert machine.available_memory() == 800 * 1024
     inner = tmp_path / "outer" / "inner"
@@ -32,6 +32,6 @@ def test_a_control_group_counts_with_those_above_it(tmp_path, monkeypatch):
 
 
 def test_without_control_groups_the_machine_alone_is_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "PROCESS_CGROUP", tmp_path / "nothing")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12))
     assert machine.available_memory() == 12

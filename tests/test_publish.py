@@ -406,12 +406,12 @@ app(sys.argv[2:])
 """
 
 
-@pytest.mark.quick("2-interrupted; go on with: daskfactor resume run.zarr")
+@pytest.mark.quick("2-interrupted; to continue, run: daskfactor resume run.zarr")
 @pytest.mark.parametrize(
     ("calls", "told"),
     [
-        (0, "interrupted before the first checkpoint; run.zarr is as it was"),
-        (2, "interrupted; go on with: daskfactor resume run.zarr"),
+        (0, "interrupted before the first checkpoint; run.zarr is unchanged"),
+        (2, "interrupted; to continue, run: daskfactor resume run.zarr"),
     ],
 )
 def test_sigterm_ends_a_fit_as_ctrl_c_does(tmp_path, calls, told):

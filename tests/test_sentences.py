@@ -61,7 +61,7 @@ def test_models_of_other_verbs_are_sent_there():
 
 @pytest.mark.parametrize("option", ["uncertainty", "weights"])
 def test_verbs_without_weights_of_cells_say_so(option):
-    words = f"log_evidence takes no {option}: every cell counts alike"
+    words = f"log_evidence takes no {option}: every cell has the same weight"
     refused(OptionError, words, dfac.log_evidence, V, dfac.TweedieNMF(2), **{option: 1.0})
 
 

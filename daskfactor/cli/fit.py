@@ -1,4 +1,4 @@
-"""``daskfactor fit``, ``particles``, ``resume`` and ``select-rank``: what takes long."""
+"""``daskfactor fit``, ``estimate-cost``, ``particles``, ``resume`` and ``select-rank``."""
 
 import re
 from contextlib import closing
@@ -12,7 +12,7 @@ import daskfactor as dfac
 from daskfactor.cli import options as o
 from daskfactor.cli.output import write
 from daskfactor.cli.show import summary_of
-from daskfactor.cli.verb_options import Shows
+from daskfactor.cli.verb_options import VerbOptions
 from daskfactor.errors import OptionError
 from daskfactor.publish import check_free
 
@@ -22,105 +22,113 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Law:
-    """The model that `fit` takes the data for."""
+class ModelOptions:
+    """Options for the model of the data."""
 
     model: Annotated[
         Literal["tweedie", "negative-binomial", "gaussian"],
         Option(
-            help="tweedie: non-negative; negative-binomial: the same for counts that vary more "
-            "than Poisson's; gaussian: real-valued, with biases."
+            help="Model of the data: tweedie for non-negative values, negative-binomial for "
+            "overdispersed counts, gaussian for real values, with biases."
         ),
     ] = "tweedie"
     beta: o.Beta = None
-    dispersion: o.OwnDispersion = None
+    dispersion: o.ModelDispersion = None
     row_covariates: Annotated[
-        str | None, Option(metavar="FILE", help="A row of numbers for each row.")
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Covariates of the rows: a table with one line of numbers per row of the matrix.",
+        ),
     ] = None
     column_covariates: Annotated[
-        str | None, Option(metavar="FILE", help="A row of numbers for each column.")
+        str | None,
+        Option(metavar="FILE", help="Covariates of the columns, as for --row-covariates."),
     ] = None
 
-    def of(self, components: Any) -> Any:
-        """Make the model."""
-        given = o.belonging(
+    def model_with(self, n_components: Any) -> Any:
+        """Return the model with a number of components."""
+        options = o.options_of_model(
             self.model,
             {
                 "tweedie": {"beta": self.beta},
                 "tweedie or negative-binomial": {"dispersion": self.dispersion},
             },
         )
-        sides = {"covariates_w": self.row_covariates, "covariates_h": self.column_covariates}
-        for name, file in sides.items():
+        files = {"covariates_w": self.row_covariates, "covariates_h": self.column_covariates}
+        for name, file in files.items():
             if file is not None:
                 from daskfactor.data.files import read_matrix
                 from daskfactor.data.tables import Wanted
 
-                given[name] = read_matrix(file, Wanted(table=False))
-        kinds = {"gaussian": dfac.GaussianMF, "negative-binomial": dfac.NegativeBinomialNMF}
-        return kinds.get(self.model, dfac.TweedieNMF)(components, **given)
+                options[name] = read_matrix(file, Wanted(table=False))
+        models = {"gaussian": dfac.GaussianMF, "negative-binomial": dfac.NegativeBinomialNMF}
+        return models.get(self.model, dfac.TweedieNMF)(n_components, **options)
 
 
-CHAINS: Final = Shows(
+CHAINS: Final = VerbOptions(
     "sample", "draws", "tune", "chains", "thin", "init", "starts", "keep", "monitor"
 )
 Sampler = Annotated[
     Any,
     Option(
-        parser=o.sampler_named,
+        parser=o.parse_sampler,
         metavar="NAME",
-        help="auto: by model, size and counts; or blockhmc: exact, for any data; gibbs: exact, "
-        "for counts and for gaussian; sghmc: with momentum, for large data; psgld: without; "
-        "psgrrld: its bias is less, for half as much work again; "
-        "langevin, sgld: for comparison.",
+        help="Sampler: auto (chosen by model, size and counts), blockhmc (exact, for any data), "
+        "gibbs (exact, for counts and for gaussian), sghmc (with momentum, for large data), psgld "
+        "(without momentum), psgrrld (less bias than psgld at 1.5 times the work), "
+        "langevin or sgld (for comparison).",
     ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
-    """Where a run would happen, and what its network carries."""
+class Hardware:
+    """Options for the machines and the network of a planned run."""
 
-    panel: ClassVar = "Where it would run"
+    panel: ClassVar = "Hardware"
 
-    store: Annotated[bool, Option("--store/--no-store", help="Whether the run writes a store.")] = (
-        True
-    )
+    store: Annotated[
+        bool, Option("--store/--no-store", help="Include the store that the run writes.")
+    ] = True
     executor: Annotated[o.Arguments, o.EXECUTOR]
     workers: Annotated[
-        int | None, Option(min=1, help="Processes that share the work; 1 if left out.")
+        int | None, Option(min=1, help="Number of worker processes; by default 1.")
     ] = None
     threads: Annotated[
-        int | None, Option(min=1, help="Threads of each; this machine's cores if left out.")
+        int | None,
+        Option(min=1, help="Number of threads per worker; by default the cores of this machine."),
     ] = None
     network: Annotated[
-        str | None, Option(metavar="RATE", help="What a worker sends at once, as '10 Gbit/s'.")
+        str | None,
+        Option(metavar="RATE", help="Network bandwidth of a worker, such as '10 Gbit/s'."),
     ] = None
     block_seconds: Annotated[
-        float | None, Option(help="Of an update of the largest block, as a run on a cluster tells.")
+        float | None,
+        Option(help="Seconds per update of the largest block, as a run on a cluster reports."),
     ] = None
 
-    def told(self) -> dict[str, Any]:
-        """Give the options as arguments of Python."""
-        given = asdict(self) | self.executor
-        return given | {"store": self.store or None, "lanes": given.pop("threads")}
+    def arguments(self) -> o.Arguments:
+        """Return the options as arguments of `estimate_cost`."""
+        options = asdict(self) | self.executor
+        return options | {"store": self.store or None, "lanes": options.pop("threads")}
 
 
 def fit(
-    matrix: o.Weighed,
-    place: o.SeededOnDevice,
+    matrix: o.WeightedMatrix,
+    execution: o.SeededDeviceExecution,
     store: o.Store,
     n_components: o.Rank,
-    law: Law,
+    model: ModelOptions,
     chains: Annotated[o.Arguments, CHAINS],
-    blocks: Annotated[o.Arguments, Shows("as_blocks", "balance", "allow_empty", "dtype")],
+    blocks: Annotated[o.Arguments, VerbOptions("as_blocks", "balance", "allow_empty", "dtype")],
     sampler: Sampler = "auto",
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
-    """Draw factors of a matrix from their posterior and write them to a store.
+    """Sample the factors of a matrix from their posterior and write them to a store.
 
-    NaN, empty fields and NA are missing cells: they are left out of the fit, and can be
-    predicted. Ctrl-C and SIGTERM lose nothing that is in the store.
+    NaN, empty fields and NA are missing cells: they are ignored by the fit and can be predicted.
+    After Ctrl-C or SIGTERM, resume continues from the store.
 
         daskfactor fit counts.csv --store run.zarr -k 10
 
@@ -141,30 +149,30 @@ def fit(
     from daskfactor.results.store import check_place
 
     if chains["monitor"] not in (None, "missing"):
-        raise OptionError(f"--monitor takes only 'missing', got {chains['monitor']!r}")
-    model = law.of(n_components)
-    check_place(store, overwrite)  # before what may take long to read
-    blocks["allow_empty"] |= model.covariates != (None, None)
-    data = blocks_for(model, matrix.input, **blocks, **matrix.told())
-    with closing(data), place.running(store) as options:
-        given = chains | {"store": store, "overwrite": overwrite} | options
-        tree = dfac.sample(data, model, sampler, **given)
+        raise OptionError(f"--monitor must be missing, got {chains['monitor']}")
+    factor_model = model.model_with(n_components)
+    check_place(store, overwrite)  # before reading the data, which may take long
+    blocks["allow_empty"] |= factor_model.covariates != (None, None)
+    data = blocks_for(factor_model, matrix.input, **blocks, **matrix.arguments())
+    with closing(data), execution.running(store) as running:
+        options = chains | {"store": store, "overwrite": overwrite} | running
+        tree = dfac.sample(data, factor_model, sampler, **options)
     return summary_of(tree, store)
 
 
 def estimate_cost(
-    matrix: o.Weighed,
+    matrix: o.WeightedMatrix,
     n_components: o.Rank,
-    law: Law,
+    model: ModelOptions,
     chains: Annotated[o.Arguments, CHAINS],
-    blocks: Annotated[o.Arguments, Shows("as_blocks", "balance", "dtype", "memory_limit")],
-    place: Workers,
+    blocks: Annotated[o.Arguments, VerbOptions("as_blocks", "balance", "dtype", "memory_limit")],
+    hardware: Hardware,
     sampler: Sampler = "auto",
 ) -> o.Answer:
-    """Tell what a fit with the same options would take, before it is begun.
+    """Estimate the memory, disk space, tasks and time of a fit with the same options.
 
-    Memory, disk, tasks and time; on several workers what these send each other, and from how
-    many of them on the network is the limit. No entry is read where sizes are known without.
+    For several workers, also estimate the network traffic, and the number of workers from which
+    on the network limits the speed. Entries are read only if the sizes cannot be known otherwise.
 
         daskfactor estimate-cost counts.zarr -k 50
 
@@ -172,45 +180,48 @@ def estimate_cost(
     """
     cost = dfac.estimate_cost(
         matrix.input,
-        law.of(n_components),
+        model.model_with(n_components),
         sampler,
         **blocks,
-        **place.told(),
+        **hardware.arguments(),
         **chains,
-        **matrix.told(),
+        **matrix.arguments(),
     )
     return asdict(cost), str(cost)
 
 
 def particles(
     matrix: o.Matrix,
-    place: o.Seeded,
+    execution: o.SeededExecution,
     store: o.Store,
     n_components: o.Components,
     pilots: Annotated[
         o.Arguments,
-        Shows("stein_posterior", "particles", "pilot"),
+        VerbOptions("stein_posterior", "particles", "pilot"),
     ],
-    blocks: Annotated[o.Arguments, Shows("as_blocks", "dtype")],
+    blocks: Annotated[o.Arguments, VerbOptions("as_blocks", "dtype")],
     beta: Annotated[
-        float, Option(help="Divergence: 2 squared differences, 1 counts, 0 ratios.")
+        float, Option(help="Divergence: 2 for squared differences, 1 for counts, 0 for ratios.")
     ] = 2.0,
     threshold: Annotated[
         float | None,
-        Option(help="Objective up to which a factorization is good; left out: from pilot runs."),
+        Option(help="Largest objective of a good factorization; by default from pilot runs."),
     ] = None,
     start: Annotated[
-        Literal["q-transform", "random", "nndsvdar"], Option(help="Where optimisations start.")
+        Literal["q-transform", "random", "nndsvdar"],
+        Option(help="Starting points of the optimizations."),
     ] = "q-transform",
     max_iter: Annotated[
-        int | None, Option(min=1, help="Iterations of each at most; 200 or 300.")
+        int | None,
+        Option(min=1, help="Maximum number of iterations per start; by default 200 or 300."),
     ] = None,
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
-    """Find many good factorizations of a matrix, and the weight of each.
+    """Find many good factorizations of a matrix, and weight them.
 
-    Ends of optimisations from diverse starts, with the probability masses under which they
-    are nearest to the posterior. What Ctrl-C cuts short after the pilot runs, resume finishes.
+    Each particle is the result of an optimization from one of many diverse starts; the weights
+    are those under which the particles are closest to the posterior. After the pilot runs, resume
+    continues an interrupted run.
 
         daskfactor particles counts.csv --store modes.zarr -k 10
 
@@ -223,8 +234,8 @@ def particles(
     )
     method = dfac.Ensemble(start=start.replace("-", "_"), max_iter=max_iter)
     check_place(store, overwrite)
-    data = dfac.as_blocks(matrix.input, **blocks, **matrix.told())
-    with closing(data), place.running(store) as options:
+    data = dfac.as_blocks(matrix.input, **blocks, **matrix.arguments())
+    with closing(data), execution.running(store) as options:
         tree = dfac.stein_posterior(
             data,
             model,
@@ -239,41 +250,43 @@ def particles(
 
 def resume(
     run: o.Run,
-    place: o.OnDevice,
-    more: Annotated[o.Arguments, Shows("resume", "draws", "V")],
+    execution: o.DeviceExecution,
+    changes: Annotated[o.Arguments, VerbOptions("resume", "draws", "V")],
 ) -> o.Answer:
-    """Go on with a run where it stopped: the draws that an unbroken run would have given.
+    """Resume an interrupted run, or add draws to a finished one.
 
-    Without --draws it finishes what was planned; with it, it adds to what is there.
+    The draws are those of an uninterrupted run. Without --draws, the planned draws are finished.
 
         daskfactor resume run.zarr
 
         daskfactor resume run.zarr --draws 1000
     """
-    with place.running(run, new=False) as options:
-        tree = dfac.resume(run, **more, **options)
+    with execution.running(run, new=False) as running:
+        tree = dfac.resume(run, **changes, **running)
     return summary_of(tree, run)
 
 
 def select_rank(
     matrix: o.Matrix,
-    place: o.Seeded,
+    execution: o.SeededExecution,
     ranks: Annotated[
-        str, Option(help="FIRST:LAST, both included, or a list such as 2,4,8.")
+        str, Option(help="Numbers of components: FIRST:LAST (inclusive) or a list such as 2,4,8.")
     ] = "1:10",
     model: Annotated[
         Literal["tweedie", "allocation"],
-        Option(help="tweedie: W H with a law of beta; allocation: sparse counts as tokens."),
+        Option(help="Model of the data: tweedie, or allocation for sparse counts as tokens."),
     ] = "tweedie",
     beta: o.Beta = None,
     concentration: Annotated[
-        float | None, Option(help="Of allocation: pseudo-counts in each table; 1 if left out.")
+        float | None,
+        Option(help="Pseudo-counts in each table of the allocation model; by default 1."),
     ] = None,
     bound: Annotated[
         bool,
         Option(
             "--bound",
-            help="Of allocation: a variational lower bound, for more than 1000s of counts.",
+            help="Compute a variational lower bound instead, under the allocation model; use it "
+            "for many thousands of counts.",
         ),
     ] = False,
     dispersion: o.Dispersion = None,
@@ -282,34 +295,38 @@ def select_rank(
         Option(
             min=0.0,
             max=0.9,
-            help="Of tweedie: share of cells left out and predicted; 0 none, 0.1 if left out.",
+            help="Fraction of cells to hold out and predict under the tweedie model; by default "
+            "0.1, 0 for none.",
         ),
     ] = None,
     temperatures: Annotated[
-        int | None, Option(min=2, help="Of tweedie: steps of the ladder; 10 if left out.")
+        int | None,
+        Option(min=2, help="Number of temperatures of the tweedie model; by default 10."),
     ] = None,
     draws: Annotated[
-        int | None, Option(min=10, help="Of tweedie: draws at the full likelihood.")
+        int | None,
+        Option(min=10, help="Number of draws at the full likelihood of the tweedie model."),
     ] = None,
     tune: Annotated[
-        int | None, Option(min=0, help="Of tweedie: cycles of adaptation at each temperature.")
+        int | None,
+        Option(min=0, help="Number of tuning cycles per temperature of the tweedie model."),
     ] = None,
     output: Annotated[
         Path | None,
         Option(
             "--output",
             "-o",
-            help="Picture to write (.png, .pdf, .svg), or the table (.nc) that report takes.",
+            help="File to write: a figure (.png, .pdf, .svg), or the table (.nc) for report.",
         ),
     ] = None,
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
-    """Compare numbers of components by their log evidence and by cells left out.
+    """Compare numbers of components by held-out cells and by log evidence.
 
-    Evidences come from thermodynamic integration, with both of their errors, where cells left out
-    do not decide between ranks; with --temperatures, --draws, --tune or --held-out 0 at every
-    rank. Of an allocation model they come from particles, in a time that follows the sum of the
-    counts.
+    For the tweedie model, thermodynamic integration computes the evidence and its errors. It runs
+    where held-out cells do not decide between ranks, or at every rank with --temperatures, --draws,
+    --tune or --held-out 0. For the allocation model, particles compute the evidence, in a time
+    proportional to the sum of the counts.
 
         daskfactor select-rank counts.csv --ranks 1:10
 
@@ -317,10 +334,10 @@ def select_rank(
 
         daskfactor select-rank data.npz:V --ranks 5,10,20,40 --held-out 0 -o ranks.png
     """
-    numbers = _ranks(ranks)
+    numbers = _parse_ranks(ranks)
     if output is not None:
         check_free(output, overwrite)
-    given = o.belonging(
+    options = o.options_of_model(
         model,
         {
             "tweedie": {
@@ -334,72 +351,73 @@ def select_rank(
             "allocation": {"concentration": concentration, "bound": bound or None},
         },
     )
-    question: Any
+    factor_model: Any
     method: Any
     if model == "tweedie":
-        question = dfac.TweedieNMF(
-            numbers[0], beta=given.get("beta", 1.0), dispersion=given.get("dispersion", "auto")
+        factor_model = dfac.TweedieNMF(
+            numbers[0], beta=options.get("beta", 1.0), dispersion=options.get("dispersion", "auto")
         )
-        method = None  # the evidence only where it is needed, unless something is said of it
-        if any(own is not None for own in (temperatures, draws, tune)):
+        method = None  # compute the evidence only where it is needed
+        if any(option is not None for option in (temperatures, draws, tune)):
             method = dfac.ThermodynamicIntegration(temperatures or 10, draws=draws, tune=tune)
     else:
-        question = dfac.AllocationModel.nmf(
-            numbers[0], concentration=given.get("concentration", 1.0)
+        factor_model = dfac.AllocationModel.nmf(
+            numbers[0], concentration=options.get("concentration", 1.0)
         )
         method = dfac.VariationalBayes() if bound else dfac.SequentialMonteCarlo()
-    with place.running() as options:
-        found = dfac.select_rank(
+    with execution.running() as running:
+        table = dfac.select_rank(
             matrix.input,
-            question,
+            factor_model,
             numbers,
             method,
-            given.get("held_out", "auto"),
-            **matrix.told(),
-            **options,
+            options.get("held_out", "auto"),
+            **matrix.arguments(),
+            **running,
         )
     if output is not None and output.suffix == ".nc":
-        write(found, str(output), overwrite)
+        write(table, str(output), overwrite)
     elif output is not None:
-        dfac.plots.plot_ranks(found, output, overwrite)
-    told = {str(name): found[name].values for name in ("rank", *found)} | found.attrs
-    wrote = [] if output is None else [f"wrote {output}"]
-    return told, _compared(found), found.attrs["verdict"], *wrote
+        dfac.plots.plot_ranks(table, output, overwrite)
+    values = {str(name): table[name].values for name in ("rank", *table)} | table.attrs
+    paths = [] if output is None else [f"wrote {output}"]
+    return values, _rank_table(table), table.attrs["verdict"], *paths
 
 
-def _ranks(text: str) -> list[int]:
+def _parse_ranks(text: str) -> list[int]:
+    """Parse ``FIRST:LAST`` or a list of numbers."""
     span = re.fullmatch(r"([1-9]\d*):(\d+)", text)
     if span is not None and int(span[1]) <= int(span[2]):
         return list(range(int(span[1]), int(span[2]) + 1))
     if re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
         return [int(number) for number in text.split(",")]
     raise OptionError(
-        f"--ranks is FIRST:LAST or a list such as 2,4,8, each at least 1, got {text!r}"
+        f"--ranks must be FIRST:LAST or a list such as 2,4,8, each at least 1, got {text!r}"
     )
 
 
-def _compared(table: "xr.Dataset") -> "Table":
-    """Lay out what was found at each rank; an error that is 0 at all of them is left out."""
+def _rank_table(table: "xr.Dataset") -> "Table":
+    """Return the results at each rank as a table, without errors that are 0 at all ranks."""
     columns = {
         "rank": ("rank", "d"),
         "log_evidence": ("lower bound" if "bound" in table.attrs else "log evidence", ".2f"),
         "standard_error": ("± Monte Carlo", ".2f"),
-        "discretization_error": ("± ladder", ".2f"),
+        "discretization_error": ("± temperatures", ".2f"),
         "seconds": ("seconds", ".2f"),
-        "held_out_log_score": ("left out", ".4f"),
-        "held_out_difference_error": ("± to the best", ".4f"),
+        "held_out_log_score": ("held-out score", ".4f"),
+        "held_out_difference_error": ("± vs. best", ".4f"),
     }
     for name in ("standard_error", "discretization_error"):
         if not float(table[name].max()) > 0:
             del columns[name]
     if table["log_evidence"].isnull().all():
         del columns["log_evidence"]
-    found = {name: how for name, how in columns.items() if name in table.variables}
+    columns = {name: column for name, column in columns.items() if name in table.variables}
     rows = [
         [
             f"{table[name].values[row]:{form}}".replace("nan", "–")
-            for name, (_, form) in found.items()
+            for name, (_, form) in columns.items()
         ]
         for row in range(table.sizes["rank"])
     ]
-    return o.comparison([title for title, _ in found.values()], rows, str(table.attrs["best"]))
+    return o.comparison([title for title, _ in columns.values()], rows, str(table.attrs["best"]))

@@ -1,4 +1,4 @@
-"""The command ``daskfactor``: its commands, what reaches the terminal, and exit codes."""
+"""The command ``daskfactor``: subcommands, messages on the terminal, and exit codes."""
 
 import inspect
 import json
@@ -22,7 +22,7 @@ from typer.models import OptionInfo
 
 from daskfactor.cli import convert, fit, predict, show
 from daskfactor.cli import options as o
-from daskfactor.cli.verb_options import Shows, option
+from daskfactor.cli.verb_options import VerbOptions, option
 from daskfactor.cli.wording import in_shell
 from daskfactor.errors import (
     DaskfactorError,
@@ -35,7 +35,7 @@ from daskfactor.markup import visible
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
+    """SIGTERM, which stops a command like Ctrl-C."""
 
 
 EXIT_CODES = (
@@ -48,30 +48,30 @@ EXIT_CODES = (
     (OSError, 4),
     (Exception, 1),
 )
-"""The first class that an error belongs to says how the command ends."""
+"""Exit codes by class of error; the first match counts."""
 
 
 @contextmanager
 def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
-    """Turn an error into one sentence on stderr and an exit code, a warning into one line.
+    """Report an error as one sentence on stderr and an exit code, and a warning as one line.
 
-    Arguments of Python that a sentence names are written as options of the command.
+    Arguments of Python in messages are replaced by options of the command.
     """
 
     def say(head: str, color: str, text: str) -> None:
         typer.secho(f"{head}: ", fg=color, bold=head == "error", err=True, nl=False)
-        said = " ".join(in_shell(text, options=options).split())
-        typer.echo(visible(said), err=True)
+        message = " ".join(in_shell(text, options=options).split())
+        typer.echo(visible(message), err=True)
 
     notes: set[str] = set()
 
     with warnings.catch_warnings(), terminating():
         warnings.simplefilter("always", DaskfactorWarning)
-        usual = warnings.showwarning
+        default = warnings.showwarning
 
         def show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             if debug and not issubclass(category, DaskfactorWarning):
-                usual(message, category, *rest)
+                default(message, category, *rest)
             elif str(message) not in notes:
                 notes.add(str(message))
                 say("note", "yellow", str(message))
@@ -81,7 +81,7 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
             yield
         except (typer.Exit, typer.Abort):
             raise
-        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the last stop
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the top level
             if debug:
                 traceback.print_exception(error, file=sys.stderr)
             say("error", "red", _sentence(error))
@@ -90,7 +90,7 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
 
 @contextmanager
 def terminating() -> Iterator[None]:
-    """Have SIGTERM raise `Terminated`, where nothing else is done about it."""
+    """Make SIGTERM raise `Terminated`, unless another handler is set."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -107,6 +107,7 @@ def terminating() -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
+    """Return the message of an error."""
     match error:
         case DaskfactorError():
             return str(error)
@@ -121,7 +122,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into JSON's own types; numbers that JSON does not know become null."""
+    """Convert a value to types of JSON; infinite numbers and NaN become None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
@@ -134,28 +135,28 @@ def plain(value: Any) -> Any:
 
 
 def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
-    """Make a command of a function; it gains ``--json`` and ``--debug``.
+    """Make a command from a function, with the additional options ``--json`` and ``--debug``.
 
-    A parameter whose type is a group of options (a dataclass, or a table of parameters of a verb)
-    becomes these options, under a headline of their own where the group names one. The function
-    returns the values that ``--json`` prints, and what people are shown instead: text or tables;
-    None if it has written its result itself.
+    A parameter whose type is a group (a dataclass, or `VerbOptions`) becomes the options of the
+    group, in a panel of their own if the group has a title. The function returns the values that
+    ``--json`` prints, followed by texts or tables for people, or None if it has already written
+    its result.
     """
     options = _options_of(function)
     for name, kind in (("as_json", o.Json), ("debug", o.Debug)):
         options.setdefault(name, option(name, kind, False))
 
     @wraps(function)
-    def run(*, debug: bool, **given: Any) -> None:
+    def run(*, debug: bool, **arguments: Any) -> None:
         with reporting(options, debug):
-            answer = _call(function, given)
+            answer = _call(function, arguments)
             if answer is None:
                 return
-            values, *shown = answer
-            if given["as_json"]:
+            values, *parts = answer
+            if arguments["as_json"]:
                 text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False)
-                shown = [text]
-            for part in shown:
+                parts = [text]
+            for part in parts:
                 if isinstance(part, str):
                     typer.echo(visible(part))
                 else:
@@ -167,34 +168,34 @@ def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
 
 
 def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the options of a command, or of a group under its headline."""
+    """Return the options of a command, or of a group in its panel."""
     options: dict[str, inspect.Parameter] = {}
     panel = getattr(function, "panel", None)
     for name, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
         if is_dataclass(hint):
             options |= _options_of(hint)  # type: ignore[arg-type]
-        elif isinstance(shows := hint.__metadata__[0], Shows):
-            options |= shows.options()
+        elif isinstance(info := hint.__metadata__[0], VerbOptions):
+            options |= info.options()
         else:
-            about = copy(shows)
-            if isinstance(about, OptionInfo):
-                about.rich_help_panel = panel
-            options[name] = option(name, Annotated[hint.__origin__, about], parameter.default)
+            info = copy(info)
+            if isinstance(info, OptionInfo):
+                info.rich_help_panel = panel
+            options[name] = option(name, Annotated[hint.__origin__, info], parameter.default)
     return options
 
 
-def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call a command, or make a group, with its options."""
+def _call(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Call a command, or the class of a group, with its options."""
     arguments = {}
     for name, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
         if is_dataclass(hint):
-            arguments[name] = _call(hint, given)  # type: ignore[arg-type]
-        elif isinstance(shows := hint.__metadata__[0], Shows):
-            arguments[name] = {own: given[own] for own in shows.parameters}
+            arguments[name] = _call(hint, options)  # type: ignore[arg-type]
+        elif isinstance(info := hint.__metadata__[0], VerbOptions):
+            arguments[name] = {key: options[key] for key in info.parameters}
         else:
-            arguments[name] = given[name]
+            arguments[name] = options[name]
     return function(**arguments)
 
 
@@ -225,8 +226,8 @@ for verb in (
     app.command()(command(verb))
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(enabled: bool) -> None:
+    if enabled:
         from importlib.metadata import version
 
         typer.echo(f"daskfactor {version('daskfactor')}")
@@ -237,17 +238,18 @@ def _print_version(wanted: bool) -> None:
 def daskfactor(
     version: Annotated[
         bool,
-        Option("--version", callback=_print_version, is_eager=True, help="Print it and stop."),
+        Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Bayesian non-negative matrix factorization for data that does not fit in memory.
 
-    A first look:  `daskfactor demo faces`
+    Try the demo:  `daskfactor demo faces`
 
-    Your own data:  `daskfactor fit table.csv --store run.zarr -k 10`,
-    then `info`, `plot`, `report` or `predict` run.zarr.
+    Fit your own data:  `daskfactor fit table.csv --store run.zarr -k 10`,
+    then run `info`, `plot`, `report` or `predict` on run.zarr.
 
-    Exit codes: 0 done, 1 unexpected error, 2 wrong usage, 3 data, model or options that
-    cannot be used, 4 trouble with a file or store, 5 the chain diverged, 130 interrupted, 143
-    terminated.
+    Exit codes: 0 success, 1 unexpected error, 2 wrong usage, 3 invalid data, model or option,
+    4 error with a file or store, 5 diverged chain, 130 interrupted, 143 terminated.
     """

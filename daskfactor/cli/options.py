@@ -1,8 +1,8 @@
-"""What several commands share: options, alone and in groups, a connection to a cluster, tables.
+"""Options shared by several commands, single and in groups, and tables of results.
 
-A group is a dataclass whose fields are options or tables of parameters of a verb: a command that
-has a parameter of its type has all of them (`daskfactor.cli.main.command` sees to it) and gets them
-together.
+A group is a dataclass whose fields are options or `VerbOptions`. A command that has a parameter of
+the type of a group offers all its options and receives them as one object, see
+`daskfactor.cli.main.command`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,45 +16,47 @@ from rich import box
 from rich.table import Table
 from typer import Argument, Option
 
-from daskfactor.cli.verb_options import Shows
+from daskfactor.cli.verb_options import VerbOptions
 from daskfactor.errors import DaskfactorError, OptionError
 from daskfactor.markup import visible
 from daskfactor.urls import is_url
 
 Answer = tuple[Any, ...]
-"""What a command returns: the values that ``--json`` prints, then text or tables for people."""
+"""Result of a command: the values that ``--json`` prints, then texts or tables for people."""
 
 Arguments = dict[str, Any]
-"""Values of the options that a table shows, by the names of parameters."""
+"""Values of `VerbOptions` by the names of parameters."""
 Keep = Literal["auto", "draws", "moments"]
 
 Run = Annotated[
     str,
-    Argument(metavar="RUN", help="Store of a run, for example run.zarr or s3://bucket/run."),
+    Argument(metavar="RUN", help="Store of a run, such as run.zarr or s3://bucket/run."),
 ]
 Input = Annotated[
     str,
     Argument(
         metavar="INPUT",
-        help="Matrix: .npy, .npz (dense or scipy sparse), .csv, .tsv, .parquet, .zarr (also what "
-        "convert wrote), netCDF or AnnData (.h5ad, .zarr); FILE:NAME picks one of several, or a "
-        "layer. A .csv, .tsv or .parquet may also have a line for each entry: row key, column "
-        "key, value.",
+        help="Matrix to read: .npy, .npz (dense or scipy sparse), .csv, .tsv, .parquet, .zarr "
+        "(also a store that convert wrote), netCDF or AnnData (.h5ad, .zarr). FILE:NAME selects "
+        "one of several arrays, or a layer. A .csv, .tsv or .parquet may also be a table with one "
+        "line per entry: row key, column key, value.",
     ),
 ]
-Store = Annotated[str, Option(help="Store to write: a new directory or s3://bucket/run.")]
-Overwrite = Annotated[
-    bool, Option("--overwrite", help="Replace what is there, once the new one is whole.")
+Store = Annotated[
+    str, Option(help="Store to write: a new directory, or a URL such as s3://bucket/run.")
 ]
-Components = Annotated[int, Option("--components", "-k", min=1, help="Rank K.")]
+Overwrite = Annotated[
+    bool, Option("--overwrite", help="Replace an existing result once the new one is complete.")
+]
+Components = Annotated[int, Option("--components", "-k", min=1, help="Number K of components.")]
 
 
-def _rank(text: str) -> int | str:
-    """Read a rank, which may also be called for with ``auto``."""
+def _parse_rank(text: str) -> int | str:
+    """Parse a number of components, or ``auto``."""
     if text == "auto":
         return text
     if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor 'auto'")
+        raise typer.BadParameter(f"must be a whole number of at least 1, or auto, got {text!r}")
     return int(text)
 
 
@@ -63,148 +65,185 @@ Rank = Annotated[
     Option(
         "--components",
         "-k",
-        parser=_rank,
+        parser=_parse_rank,
         metavar="K|auto",
-        help="Rank K; auto begins with many components, of which those fade that are not needed.",
+        help="Number K of components; auto starts with many and removes those that the data do "
+        "not need.",
     ),
 ]
 Beta = Annotated[
     float | None,
-    Option(help="Of tweedie: 1 counts (the default), 2 Gaussian, 0 gamma, 0.5 between."),
+    Option(
+        help="Power of the tweedie model: 1 for counts (the default), 2 Gaussian, 0 gamma, 0.5 "
+        "in between."
+    ),
 ]
 Scheduler = Annotated[
     str | None,
     Option(
         metavar="ADDRESS",
-        help="Dask scheduler whose workers do the work, such as tcp://host:8786; for tls:// "
-        "certificates come from Dask's configuration (distributed.comm.tls).",
+        help="Address of a Dask scheduler whose workers run the computation, such as "
+        "tcp://host:8786; tls:// uses the certificates of Dask's configuration "
+        "(distributed.comm.tls).",
     ),
 ]
 Cluster = Annotated[
     str | None,
     Option(
         metavar="local:N",
-        help="Begin N worker processes on this machine, and end them with the run.",
+        help="Start N worker processes on this machine, and stop them after the run.",
     ),
 ]
 Dispersion = Annotated[
-    float | None, Option(help="Of tweedie: left out, 1 for counts, estimated for other data.")
+    float | None,
+    Option(
+        help="Dispersion of the tweedie model; by default 1 for counts, estimated for other data."
+    ),
 ]
-Seed = Annotated[int, Option("--seed", min=0, help="Same seed, data and settings: same draws.")]
+Seed = Annotated[
+    int,
+    Option(
+        "--seed",
+        min=0,
+        help="Seed of the random numbers: the same seed, data and settings give the same draws.",
+    ),
+]
 Picture = Annotated[
     Path | None,
-    Option("--output", "-o", help="Picture to write (.png, .pdf, .svg)."),
+    Option("--output", "-o", help="Image file to write (.png, .pdf, .svg)."),
 ]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress bar.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Hide the progress bar.")]
 Json = Annotated[
-    bool, Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    bool, Option("--json", help="Print the result as one JSON object, and nothing else.")
 ]
-Debug = Annotated[bool, Option("--debug", help="Show the full traceback of an error.")]
+Debug = Annotated[bool, Option("--debug", help="Print the full traceback of an error.")]
 
 
 def _number_or_word(text: str) -> float | str:
-    """Read a number, or leave a word, which the model judges."""
+    """Parse a number; return other text, which the model checks, unchanged."""
     try:
         return float(text)
     except ValueError:
         return text
 
 
-OwnDispersion = Annotated[
+ModelDispersion = Annotated[
     Any,
     Option(
         "--dispersion",
         parser=_number_or_word,
         metavar="NUMBER|auto|column",
-        help="Of tweedie: left out, 1 for counts, estimated for other data. Of negative-binomial: "
-        "left out, drawn; column: one for each, drawn.",
+        help="Dispersion of the model. By default, tweedie uses 1 for counts and estimates it for "
+        "other data, and negative-binomial samples it; column samples one for each column.",
     ),
 ]
 
 
-def belonging(model: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Give the options that are not None; refuse those that belong to other models."""
-    given = {}
-    for owners, own in options.items():
-        for name, value in own.items():
+def options_of_model(model: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the options that are not None.
+
+    Parameters
+    ----------
+    model
+        Name of the model.
+    options
+        Values of options by the names of the models that have them, such as ``"tweedie or
+        gaussian"``.
+
+    Raises
+    ------
+    OptionError
+        If an option of another model is not None.
+    """
+    used = {}
+    for models, values in options.items():
+        for name, value in values.items():
             if value is None:
                 continue
-            if model not in owners.split(" or "):
+            if model not in models.split(" or "):
                 raise OptionError(
-                    f"--{name.replace('_', '-')} belongs to --model {owners}, got {value} with "
-                    f"{model}; leave one of them out"
+                    f"--{name.replace('_', '-')} belongs to --model {models}, got {value} with "
+                    f"--model {model}; leave one of them out"
                 )
-            given[name] = value
-    return given
+            used[name] = value
+    return used
 
 
-def sampler_named(text: str) -> Any:
-    """Make the sampler whose name begins with ``text``, in letters of any case; leave "auto"."""
+def parse_sampler(text: str) -> Any:
+    """Return the sampler whose name starts with ``text``, ignoring case; return "auto" as it is."""
     if text.lower() == "auto":
         return "auto"
     from daskfactor.inference.base import Sampler
     from daskfactor.inference.registry import algorithms
 
     samplers = algorithms(Sampler)
-    meant = [name for name in samplers if name.lower().startswith(text.lower())]
-    meant = [name for name in meant if name.lower() == text.lower()] or meant
-    if len(meant) != 1:
-        raise typer.BadParameter(f"{text!r} names none of {', '.join(samplers)}, or more than one")
-    return samplers[meant[0]]()
+    matches = [name for name in samplers if name.lower().startswith(text.lower())]
+    matches = [name for name in matches if name.lower() == text.lower()] or matches
+    if len(matches) != 1:
+        raise typer.BadParameter(
+            f"must be one of {', '.join(samplers)}, or the start of exactly one of these names, "
+            f"got {text!r}"
+        )
+    return samplers[matches[0]]()
 
 
-READING_PANEL: Final = "How the input is read"
-READING: Final = Shows(
+READING_PANEL: Final = "Reading the input"
+READING: Final = VerbOptions(
     "as_blocks",
     *("blocks", "unstored", "layer", "mask_var"),
     *("rows", "columns", "values", "header", "table"),
     panel=READING_PANEL,
 )
-WEIGHING: Final = Shows("as_blocks", "uncertainty", "weights", panel=READING_PANEL)
+WEIGHTING: Final = VerbOptions("as_blocks", "uncertainty", "weights", panel=READING_PANEL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a matrix is read: what `as_blocks`, `convert` and all verbs on a matrix take by name."""
+    """Options for reading a matrix, which `as_blocks`, `convert` and all verbs on a matrix take."""
 
     panel: ClassVar = READING_PANEL
 
     reading: Annotated[Arguments, READING]
     count: Annotated[
         bool,
-        Option("--count", help="Of a table with a line for each entry: count the lines of a cell."),
+        Option(
+            "--count",
+            help="Use the number of lines of a cell as its value, in a table with one line per "
+            "entry.",
+        ),
     ] = False
 
-    def told(self) -> Arguments:
-        """Give the options as arguments of Python."""
+    def arguments(self) -> Arguments:
+        """Return the options as arguments of a verb."""
         if not self.count:
             return self.reading
         if self.reading["values"] is not None:
-            raise OptionError("--count and --values exclude each other")
+            raise OptionError("--count cannot be combined with --values; leave one of them out")
         return self.reading | {"values": False}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix(Reading):
-    """A matrix in a file or a store, and how it is read."""
+    """A matrix in a file or a store, with options for reading it."""
 
     input: Input
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weighed(Matrix):
-    """The same, and what its cells count for."""
+class WeightedMatrix(Matrix):
+    """A matrix with uncertainties or weights of its cells."""
 
-    weighing: Annotated[Arguments, WEIGHING]
+    weighting: Annotated[Arguments, WEIGHTING]
 
-    def told(self) -> Arguments:
-        """Give the options as arguments of Python."""
-        own = {k: _cellwise(text) for k, text in self.weighing.items() if text is not None}
-        return super().told() | own
+    def arguments(self) -> Arguments:
+        """Return the options as arguments of a verb."""
+        texts = {name: text for name, text in self.weighting.items() if text is not None}
+        weights = {name: _number_or_matrix(text) for name, text in texts.items()}
+        return super().arguments() | weights
 
 
-def _cellwise(text: str) -> Any:
-    """Read a number for all cells, or a matrix with one for each."""
+def _number_or_matrix(text: str) -> Any:
+    """Parse a number for all cells, or read a matrix with a number for each cell."""
     number = _number_or_word(text)
     if isinstance(number, float):
         return number
@@ -214,30 +253,30 @@ def _cellwise(text: str) -> Any:
     return read_matrix(text, Wanted(table=False))
 
 
-RUNNING_PANEL: Final = "How it runs"
-EXECUTOR: Final = Shows("sample", "executor", panel=RUNNING_PANEL)
+EXECUTION_PANEL: Final = "Execution"
+EXECUTOR: Final = VerbOptions("sample", "executor", panel=EXECUTION_PANEL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a command does its work, and whether it shows how far it is."""
+class Execution:
+    """Options for the executor, the cluster and the progress bar."""
 
-    panel: ClassVar = RUNNING_PANEL
+    panel: ClassVar = EXECUTION_PANEL
 
     executor: Annotated[Arguments, EXECUTOR]
     scheduler: Scheduler = None
     cluster: Cluster = None
     quiet: Quiet = False
 
-    def told(self) -> Arguments:
-        """Give the options as arguments of Python, but for the cluster."""
+    def arguments(self) -> Arguments:
+        """Return the options, except those of the cluster, as arguments of a verb."""
         return {"progressbar": not self.quiet, **self.executor}
 
     @contextmanager
     def running(self, store: str | None = None, new: bool = True) -> Iterator[Arguments]:
-        """Yield the arguments that a verb takes; after Ctrl-C, say how to go on with its store."""
+        """Yield the arguments for a verb; after Ctrl-C, raise with advice on resuming the store."""
         with resumable(store, new), self._client() as client:
-            yield {**self.told(), "client": client}
+            yield {**self.arguments(), "client": client}
 
     def _client(self) -> AbstractContextManager[Any]:
         if self.scheduler is None and self.cluster is None:
@@ -249,26 +288,31 @@ class Place:
 
 @contextmanager
 def resumable(store: str | None, new: bool = True) -> Iterator[None]:
-    """Say how to go on with the run of a store after Ctrl-C.
+    """Raise Ctrl-C again with advice on how to resume the run of a store.
 
-    ``new``: the run of the store begins now, in place of what is there.
+    Parameters
+    ----------
+    store
+        Path or URL of the store, or None.
+    new
+        Whether a new run replaces the run in the store.
     """
-    before = _run_at(store) if new else None
+    previous = _run_id(store) if new else None
     try:
         yield
     except KeyboardInterrupt as error:
         if store is None:
             raise
-        how = " before anything was written"
-        if before is not None and _run_at(store) == before:
-            how = f" before the first checkpoint; {store} is as it was"
+        advice = " before anything was written"
+        if previous is not None and _run_id(store) == previous:
+            advice = f" before the first checkpoint; {store} is unchanged"
         elif is_url(store) or Path(store).exists():
-            how = f"; go on with: daskfactor resume {store}"
-        raise type(error)(f"interrupted{how}") from None
+            advice = f"; to continue, run: daskfactor resume {store}"
+        raise type(error)(f"interrupted{advice}") from None
 
 
-def _run_at(store: str | None) -> str | None:
-    """Return the id of the run that a folder holds, or None."""
+def _run_id(store: str | None) -> str | None:
+    """Return the id of the run in a local store; None without store, run, or for a URL."""
     from daskfactor.results.metadata import read_root
 
     if store is None or is_url(store):
@@ -281,34 +325,34 @@ def _run_at(store: str | None) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seeded(Place):
-    """The same, and what random numbers begin with."""
+class SeededExecution(Execution):
+    """Options for execution, and the seed."""
 
     seed: Seed = 0
 
-    def told(self) -> dict[str, Any]:
-        """Give the options as arguments of Python, but for the cluster."""
-        return {**super().told(), "random_seed": self.seed}
+    def arguments(self) -> Arguments:
+        """Return the options, except those of the cluster, as arguments of a verb."""
+        return {**super().arguments(), "random_seed": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnDevice(Place):
-    """Where a command does its work that may do it on a GPU."""
+class DeviceExecution(Execution):
+    """Options for execution, and the device."""
 
-    device: Annotated[Arguments, Shows("sample", "device", panel=RUNNING_PANEL)]
+    device: Annotated[Arguments, VerbOptions("sample", "device", panel=EXECUTION_PANEL)]
 
-    def told(self) -> Arguments:
-        """Give the options as arguments of Python, but for the cluster."""
-        return {**super().told(), **self.device}
+    def arguments(self) -> Arguments:
+        """Return the options, except those of the cluster, as arguments of a verb."""
+        return {**super().arguments(), **self.device}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeededOnDevice(OnDevice, Seeded):
-    """The same, and what random numbers begin with."""
+class SeededDeviceExecution(DeviceExecution, SeededExecution):
+    """Options for execution, the device and the seed."""
 
 
 def facts(lines: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """Lay facts out for people, a line for each."""
+    """Return a table of facts, one per line."""
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -320,7 +364,7 @@ def facts(lines: Iterable[tuple[str, str]], title: str | None = None) -> Table:
 def comparison(
     titles: Sequence[str], rows: Iterable[Sequence[str]], best: str, title: str | None = None
 ) -> Table:
-    """Lay figures out in columns; the row that begins with ``best`` is bold."""
+    """Return a table of numbers in columns; the row that starts with ``best`` is bold."""
     table = Table(box=box.SIMPLE_HEAD, title=title)
     for name in titles:
         table.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""Which rows and columns of a run are meant, and results as files."""
+"""Selection of rows and columns of a run, and output of results to files."""
 
 import csv
 import re
@@ -19,111 +19,113 @@ if TYPE_CHECKING:
     import xarray as xr
 
 KINDS: Final = ("-", ".csv", ".parquet", ".nc", ".zarr")
-"""Endings of files that are written; - is CSV on stdout."""
+"""Suffixes of output files; - is CSV on stdout."""
 FORMULA: Final = r"^\s*[=@]|^\s*[+-](?!\s*[\d.]*(?:[eE][+-]?\d+)?\s*$)"
-"""Text other than a number that spreadsheets take for a formula."""
+"""Pattern of text, other than a number, that spreadsheets evaluate as a formula."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Some rows and columns of a run."""
+    """Options that select rows and columns of a run."""
 
     rows: Annotated[
         str | None,
         Option(
-            help="Positions, as 0:100 or 3,5,7, labels, as alice,bob, or a mixture; all if left "
-            "out.",
+            help="Rows to select: positions such as 0:100 or 3,5,7, labels such as alice,bob, or "
+            "both; by default all.",
         ),
     ] = None
-    columns: Annotated[str | None, Option(help="As --rows, for columns.")] = None
+    columns: Annotated[str | None, Option(help="Columns to select, as for --rows.")] = None
     by_label: Annotated[
         bool,
-        Option("--by-label", help="Numbers in --rows and --columns are labels, not positions."),
+        Option(
+            "--by-label", help="Read numbers in --rows and --columns as labels, not as positions."
+        ),
     ] = False
 
-    def of(self, tree: "xr.DataTree") -> dict[str, list[int]]:
-        """Give the positions that are meant of a run, by dimension; all of one that is left out."""
+    def positions_in(self, tree: "xr.DataTree") -> dict[str, list[int]]:
+        """Return the selected positions in a run by dimension, without fully selected ones."""
         from daskfactor.results.schema import factor_dims
         from daskfactor.results.trace import Run
 
         posterior = tree["posterior"].to_dataset()
-        found: dict[str, list[int]] = {}
+        selected: dict[str, list[int]] = {}
         if Run(tree).axes is not None:
             if self.rows is not None or self.columns is not None:
                 raise OptionError(
-                    "--rows and --columns are those of a matrix, and this run is of a tensor; "
-                    "leave them out for all of its cells"
+                    "--rows and --columns select cells of a matrix, got a run of a tensor; leave "
+                    "them out to use all cells"
                 )
-            return found
-        for dim, side in zip(factor_dims(tree), ("rows", "columns"), strict=True):
-            text, labels = getattr(self, side), posterior.indexes.get(dim)
+            return selected
+        for dim, axis in zip(factor_dims(tree), ("rows", "columns"), strict=True):
+            text, labels = getattr(self, axis), posterior.indexes.get(dim)
             if text is not None:
                 size = posterior.sizes[dim]
-                found[dim] = positions(text, size, f"--{side}", labels, self.by_label)
-        return found
+                selected[dim] = positions(text, size, f"--{axis}", labels, self.by_label)
+        return selected
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where a result goes."""
+    """Options for the output of a result."""
 
     output: Annotated[
         str,
-        Option("--output", "-o", help="File: .csv, .parquet, .nc or .zarr; - is CSV on stdout."),
+        Option("--output", "-o", help="File to write: .csv, .parquet, .nc or .zarr; - prints CSV."),
     ] = "-"
     overwrite: o.Overwrite = False
     as_json: o.Json = False
 
     @property
     def kind(self) -> str:
-        """The ending of the file, or - for CSV on stdout."""
+        """Suffix of the file, or - for CSV on stdout."""
         return "-" if self.output == "-" else Path(self.output).suffix.lower()
 
     def check(self, kinds: tuple[str, ...] = KINDS) -> None:
-        """Refuse, before anything is computed, what cannot be written."""
+        """Refuse, before anything is computed, an output that cannot be written."""
         if self.as_json and self.output == "-":
-            raise OptionError("--json and CSV on stdout exclude each other: give --output FILE")
+            raise OptionError("--json cannot be combined with CSV on stdout; pass --output FILE")
         if self.kind not in kinds:
             *others, last = (kind for kind in kinds if kind != "-")
             files = f"a {', '.join(others)} or {last} file{', or -' if '-' in kinds else ''}"
-            raise OptionError(f"--output is {files}, got {self.output!r}")
+            raise OptionError(f"--output must be {files}, got {self.output!r}")
         if self.kind != "-":
             check_free(self.output, self.overwrite, is_result)
 
     def put(self, result: "xr.Dataset") -> o.Answer | None:
-        """Write a result, and return the answer of the command."""
+        """Write a result, and return the answer of the command; None for CSV on stdout."""
         if self.kind == "-":
             write_csv(result, Terminal() if sys.stdout.isatty() else sys.stdout)
             return None
         write(result, self.output, self.overwrite)
-        told = {"output": self.output, "sizes": dict(result.sizes), "variables": list(result)}
-        return told, f"wrote {self.output}"
+        values = {"output": self.output, "sizes": dict(result.sizes), "variables": list(result)}
+        return values, f"wrote {self.output}"
 
 
 def positions(
     text: str, size: int, option: str, labels: Any = None, by_label: bool = False
 ) -> list[int]:
-    """Read ``"0:3,7"`` as ``[0, 1, 2, 7]``, and what is no number as a label.
+    """Parse ``"0:3,7"`` to ``[0, 1, 2, 7]``; text that is not a number is a label.
 
     Where labels are whole numbers, a number is a label, as in Python; a range counts positions.
 
     Raises
     ------
     OptionError
-        If the text is no such list, or names a position or label that does not exist.
+        If the text is not such a list, or names a position or label that does not exist.
     """
     if by_label and labels is None:
-        raise OptionError(f"--by-label needs labels, and what {option} chooses from has none")
+        raise OptionError(f"--by-label needs labels, but the {option[2:]} of the run have none")
     chosen: list[int] = []
     numbered = labels is not None and labels.dtype.kind in "iu"
     for part in next(csv.reader([text], skipinitialspace=True), []) or [""]:
         match = None if by_label else re.fullmatch(r"\s*(\d*)\s*(:\s*(\d*)\s*)?", part)
         match = None if numbered and match is not None and match[2] is None else match
         if match is None and labels is not None:
-            chosen.extend(_labelled(part, labels, option))
+            chosen.extend(_label_positions(part, labels, option))
             continue
         if match is None or not (match[1] or match[2]):
-            raise OptionError(f"{option} takes positions such as 0:100 or 3,5,7, got {text!r}")
+            raise OptionError(f"{option} must be positions such as 0:100 or 3,5,7, got {text!r}")
         start = int(match[1] or 0)
         stop = start + 1 if match[2] is None else int(match[3] or size)
         if not 0 <= start < stop <= size:
@@ -132,35 +134,35 @@ def positions(
     return chosen
 
 
-def _labelled(text: str, labels: Any, option: str) -> list[int]:
-    """Positions of what has a label."""
+def _label_positions(text: str, labels: Any, option: str) -> list[int]:
+    """Return the positions of a label, given as text."""
     import numpy as np
     import pandas as pd
 
     from daskfactor.results.selection import near_labels
 
     try:
-        found = np.flatnonzero(labels == pd.Index([text]).astype(labels.dtype)[0])
+        matches = np.flatnonzero(labels == pd.Index([text]).astype(labels.dtype)[0])
     except (TypeError, ValueError):
-        found = np.zeros(0, int)
-    if not found.size:
+        matches = np.zeros(0, int)
+    if not matches.size:
         raise OptionError(
-            f"{option}: there is no label {text!r} among the {len(labels)} of {labels.name!r}; "
-            f"{near_labels(labels, text)}give labels, or positions such as 0:100"
+            f"{option}: there is no label {text!r} among the {len(labels)} labels of "
+            f"{labels.name!r}; {near_labels(labels, text)}pass labels, or positions such as 0:100"
         )
-    return [int(at) for at in found]
+    return [int(at) for at in matches]
 
 
 class Terminal:
-    """Standard output to a terminal, without control characters."""
+    """Standard output that escapes control characters."""
 
     def write(self, text: str) -> int:
-        """Write text, with control characters as numbers."""
+        """Write text to standard output, with control characters escaped."""
         return sys.stdout.write(visible(text))
 
 
 def is_result(path: str) -> bool:
-    """Whether a folder is a zarr store of a result, and neither a run nor data."""
+    """Return whether a folder is a zarr store of a result, rather than of a run or of data."""
     from daskfactor.data.store import zarr_kind
 
     return zarr_kind(path) == "group"
@@ -174,13 +176,13 @@ def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:
     DataError
         If the file cannot hold the labels.
     StoreError
-        If something is there already that is not to be replaced.
+        If the file exists and may not be replaced.
     """
     kind = Path(output).suffix.lower()
-    if kind == ".nc" and (label := next(_texts(result, "\0"), None)) is not None:
+    if kind == ".nc" and (label := next(_matching_labels(result, "\0"), None)) is not None:
         raise DataError(
-            f"netCDF stores no NUL character, and there is one in the label {label!r}; give "
-            "the label another name, or write .zarr, .parquet or .csv"
+            f"netCDF cannot store NUL characters, got the label {label!r}; rename it, or pass "
+            "--output with .zarr, .parquet or .csv"
         )
     with publishing(output, overwrite, is_result) as draft:
         if kind == ".csv":
@@ -191,34 +193,33 @@ def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:
         elif kind == ".nc":
             result.to_netcdf(draft)
         else:
-            # Text of one fixed width has no settled zarr format; text as objects has.
-            coords = result.coords.items()
-            texts = {name: own.astype(object) for name, own in coords if own.dtype.kind == "U"}
+            # Fixed-width text has no stable zarr format; text as objects has.
+            texts = {k: c.astype(object) for k, c in result.coords.items() if c.dtype.kind == "U"}
             result.assign_coords(texts).to_zarr(draft, consolidated=False)
 
 
-def _texts(result: "xr.Dataset", pattern: str) -> Iterator[str]:
-    """Yield labels that are text with a pattern in it."""
+def _matching_labels(result: "xr.Dataset", pattern: str) -> Iterator[str]:
+    """Yield the text labels that match a pattern."""
     for labels in result.coords.values():
         if labels.dtype.kind in "OUT":
             yield from (
-                one
-                for one in labels.values.ravel().tolist()
-                if isinstance(one, str) and re.search(pattern, one)
+                label
+                for label in labels.values.ravel().tolist()
+                if isinstance(label, str) and re.search(pattern, label)
             )
 
 
 def write_csv(result: "xr.Dataset", file: Any) -> None:
-    """Write a line for each cell: its two labels, then every variable.
+    """Write one line per cell: its two labels, then every variable.
 
-    Rows are computed and written by chunks, so that memory holds one chunk alone.
+    Rows are computed and written by chunks, so that memory holds only one chunk.
     """
-    if (label := next(_texts(result, FORMULA), None)) is not None:
+    if (label := next(_matching_labels(result, FORMULA), None)) is not None:
         from daskfactor.checks import warn
 
         warn(
-            f"labels are written as they are, and spreadsheets take one such as {label!r} for a "
-            "formula: let them read that column as text, or write .parquet",
+            f"labels are written unchanged, but spreadsheets evaluate a label such as {label!r} as "
+            "a formula; import that column as text, or write .parquet",
             DataWarning,
         )
     dims = [str(dim) for dim in result["mean"].dims]

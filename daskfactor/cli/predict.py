@@ -1,4 +1,4 @@
-"""``daskfactor predict``, ``recommend``, ``transform``: what a run says of cells and new rows."""
+"""``daskfactor predict``, ``recommend`` and ``transform``: predictions from a run."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +7,7 @@ from typer import Option
 import daskfactor as dfac
 from daskfactor.cli import options as o
 from daskfactor.cli.output import Cells, Output
-from daskfactor.cli.verb_options import Shows
+from daskfactor.cli.verb_options import VerbOptions
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -17,12 +17,12 @@ def predict(
     run: o.Run,
     cells: Cells,
     output: Output,
-    options: Annotated[o.Arguments, Shows("predict", "interval", "of")],
+    options: Annotated[o.Arguments, VerbOptions("predict", "interval", "of")],
 ) -> o.Answer | None:
-    """Predict cells: posterior mean, standard deviation and interval, observed or not.
+    """Predict cells, observed or not: posterior mean, standard deviation and interval.
 
-    Numbers are labels where labels are whole numbers, and else count rows and columns from 0. A
-    range always counts from 0, and its end is left out. What is no number is a label.
+    In --rows and --columns, a number is a label if the labels are whole numbers, and otherwise a
+    position from 0. A range always counts positions and excludes its end. Other text is a label.
 
         daskfactor predict run.zarr --rows 0:3 --columns 5,7
 
@@ -32,10 +32,10 @@ def predict(
     """
     output.check()
     tree = _run_with_draws(run, "a prediction")
-    at = cells.of(tree)
-    # The factors are cut, with their labels: positions are meant, and labels may repeat.
-    result = dfac.predict(tree.isel(at, missing_dims="ignore"), **options)
-    return output.put(_placed(result, tree, at))
+    selected = cells.positions_in(tree)
+    # Select the factors by position, with their labels, because labels may repeat.
+    result = dfac.predict(tree.isel(selected, missing_dims="ignore"), **options)
+    return output.put(_with_positions(result, tree, selected))
 
 
 def recommend(
@@ -44,14 +44,14 @@ def recommend(
     output: Output,
     options: Annotated[
         o.Arguments,
-        Shows("recommend", "n", "exclude", "by", "interval", "memory_limit"),
+        VerbOptions("recommend", "n", "exclude", "by", "interval", "memory_limit"),
     ],
     quiet: o.Quiet = False,
 ) -> o.Answer | None:
-    """Find the best columns (items) for every row (user) by posterior mean, with error bars.
+    """Recommend the best columns (items) for every row (user), with error bars.
 
-    The result is that of comparing all cells, but most are ruled out without being computed.
-    Columns that are named are those that may be recommended.
+    Cells are ranked by posterior mean, or by --by. The result equals a comparison of all cells,
+    but most of them are ruled out without being computed. --columns limits the recommendations.
 
         daskfactor recommend run.zarr --rows alice,bob -n 10 --exclude ratings.csv
 
@@ -61,30 +61,31 @@ def recommend(
 
     output.check()
     tree = _run_with_draws(run, "a ranking")
-    at = cells.of(tree)
-    rows, columns = (_key(tree, dim, at.get(dim)) for dim in factor_dims(tree))
+    selected = cells.positions_in(tree)
+    rows, columns = (_selector(tree, dim, selected.get(dim)) for dim in factor_dims(tree))
     result = dfac.recommend(tree, rows, columns=columns, progressbar=not quiet, **options)
-    return output.put(_placed(result, tree, at))
+    return output.put(_with_positions(result, tree, selected))
 
 
 def transform(
     run: o.Run,
-    matrix: o.Weighed,
-    place: o.SeededOnDevice,
+    matrix: o.WeightedMatrix,
+    execution: o.SeededDeviceExecution,
     output: Output,
-    options: Annotated[o.Arguments, Shows("transform", "axis", "draws")],
+    options: Annotated[o.Arguments, VerbOptions("transform", "axis", "draws")],
     keep_draws: Annotated[
         bool,
         Option(
-            "--keep-draws", help="Write every draw, in place of means and deviations: .nc, .zarr."
+            "--keep-draws",
+            help="Write every draw instead of means and standard deviations, to .nc or .zarr.",
         ),
     ] = False,
 ) -> o.Answer | None:
-    """Give new rows their components, by what a run has learnt, without fitting it again.
+    """Compute the components of new rows from a fitted run, without fitting it again.
 
-    Posterior mean and standard deviation for each row and component; components are those of
-    the run, aligned over its draws. Columns of the data are matched by label where both have
-    labels. Where the run was given uncertainties or weights, new rows need theirs.
+    Writes the posterior mean and standard deviation for each row and component of the run,
+    aligned over its draws. Columns are matched by label if both data sets have labels. If the run
+    has uncertainties or weights, pass those of the new rows, too.
 
         daskfactor transform run.zarr new.csv -o components.csv
 
@@ -92,33 +93,38 @@ def transform(
     """
     output.check(*([(".nc", ".zarr")] if keep_draws else []))
     trace = dfac.align(run)
-    with place.running() as running:
-        found = dfac.transform(trace, matrix.input, **options, **matrix.told(), **running)
+    with execution.running() as running:
+        factors = dfac.transform(trace, matrix.input, **options, **matrix.arguments(), **running)
     if keep_draws:
-        return output.put(found.to_dataset())
-    over = found.weighted(found["weight"]) if "weight" in found.coords else found
+        return output.put(factors.to_dataset())
+    draws = factors.weighted(factors["weight"]) if "weight" in factors.coords else factors
     dims = ["chain", "draw"]
-    return output.put(over.mean(dims).to_dataset(name="mean").assign(sd=over.std(dims)))
+    return output.put(draws.mean(dims).to_dataset(name="mean").assign(sd=draws.std(dims)))
 
 
-def _run_with_draws(run: str, what: str) -> "xr.DataTree":
+def _run_with_draws(run: str, purpose: str) -> "xr.DataTree":
+    """Return the tree of a stored run; refuse one without draws, which ``purpose`` needs."""
     from daskfactor.results.trace import Run
 
-    return Run.of(dfac.open_run(run), what).tree
+    return Run.of(dfac.open_run(run), purpose).tree
 
 
-def _placed(result: "xr.Dataset", tree: "xr.DataTree", at: dict[str, list[int]]) -> "xr.Dataset":
-    """Say of rows or columns without labels which ones were chosen."""
+def _with_positions(
+    result: "xr.Dataset", tree: "xr.DataTree", selected: dict[str, list[int]]
+) -> "xr.Dataset":
+    """Add the selected positions as coordinates of rows or columns without labels."""
     from daskfactor.results.schema import factor_dims
 
-    for name, dim in zip(result["mean"].dims, factor_dims(tree) if at else (), strict=bool(at)):
-        if dim in at and name not in result.coords:
-            result = result.assign_coords({name: at[dim]})
+    if not selected:
+        return result
+    for name, dim in zip(result["mean"].dims, factor_dims(tree), strict=True):
+        if dim in selected and name not in result.coords:
+            result = result.assign_coords({name: selected[dim]})
     return result
 
 
-def _key(tree: "xr.DataTree", dim: str, chosen: list[int] | None) -> Any:
-    """Positions as `recommend` takes them: labels where there are any, a mask if these repeat."""
+def _selector(tree: "xr.DataTree", dim: str, chosen: list[int] | None) -> Any:
+    """Return positions as `recommend` takes them: as labels, or as a mask if labels repeat."""
     import numpy as np
 
     posterior = tree["posterior"].to_dataset()

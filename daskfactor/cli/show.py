@@ -1,4 +1,4 @@
-"""``daskfactor info``, ``annotate``, ``plot``, ``report``: what a store tells of a run."""
+"""``daskfactor info``, ``annotate``, ``plot`` and ``report``: results of a stored run."""
 
 import re
 import shlex
@@ -28,13 +28,14 @@ def info(
         bool,
         Option(
             "--diagnose",
-            help="Read all draws and tell what of them has converged, or what particles agree on.",
+            help="Read all draws and report their convergence, or the agreement of particles.",
         ),
     ] = False,
 ) -> o.Answer:
-    """Tell what a run is, how far it has come, whether it is healthy, and how to go on.
+    """Show the settings, progress and health of a run, and how to continue it.
 
-    Works on finished, running and interrupted runs; of a blocked store it tells what it holds.
+    The run may be finished, running or interrupted. RUN may also be a store of data that convert
+    wrote; then info shows its contents.
 
         daskfactor info run.zarr
 
@@ -45,7 +46,7 @@ def info(
     from daskfactor.results.summary_cache import READ_AT_ONCE, cached_at
 
     if not diagnose and (ended := cached_at(run, READ_AT_ONCE)) is not None:
-        return _shown(*ended, run)
+        return _summary_table(*ended, run)
     try:
         tree = dfac.open_run(run)
     except StoreFormatError:
@@ -53,23 +54,24 @@ def info(
 
         if not is_blocked_store(run):
             raise
-        return _of_store(run)
-    found = dfac.summarize(tree) if diagnose else None
-    summary, table = summary_of(tree, run, found)
-    if found is None:
+        return _data_store_info(run)
+    diagnostics = dfac.summarize(tree) if diagnose else None
+    summary, table = summary_of(tree, run, diagnostics)
+    if diagnostics is None:
         return summary, table
     summary["convergence"] = {
-        "notes": found.notes,
-        "functionals": found.to_dataframe().to_dict(orient="index"),
+        "notes": diagnostics.notes,
+        "functionals": diagnostics.to_dataframe().to_dict(orient="index"),
     }
-    return summary, table, str(found).partition("\n\npredictions")[0], "\n".join(found.notes)
+    text = str(diagnostics).partition("\n\npredictions")[0]
+    return summary, table, text, "\n".join(diagnostics.notes)
 
 
-def _of_store(place: str) -> o.Answer:
-    """Tell what a blocked store holds, of which no block is read."""
-    with dfac.as_blocks(place, allow_empty=True) as data:
-        told = {
-            "store": place,
+def _data_store_info(store: str) -> o.Answer:
+    """Describe the contents of a blocked store without reading a block."""
+    with dfac.as_blocks(store, allow_empty=True) as data:
+        values = {
+            "store": store,
             "shape": list(data.shape),
             "entries": int(data.n_stored.sum()),
             "unstored": data.unstored,
@@ -81,25 +83,27 @@ def _of_store(place: str) -> o.Answer:
             "fingerprint": data.fingerprint,
         }
         lines = [
-            ("store", place),
+            ("store", store),
             ("matrix", data.describe().removesuffix(f" {data.place}")),
             ("values", f"from {data.minimum:g} to {data.maximum:g}, mean {data.mean:.4g}"),
             ("rows, columns", f"{data.labels.row_dim}, {data.labels.col_dim}"),
         ]
-    return told, o.facts(lines)
+    return values, o.facts(lines)
 
 
 def annotate(
     run: o.Run,
-    data: Annotated[str, Argument(metavar="DATA", help="AnnData: .h5ad, or a .zarr of it.")],
-    output: Annotated[str, Option("--output", "-o", help="File to write; may be DATA itself.")],
-    key: Annotated[str, Option(help="Key in obsm, varm and uns.")] = "dfac",
+    data: Annotated[str, Argument(metavar="DATA", help="AnnData to read: .h5ad or .zarr.")],
+    output: Annotated[
+        str, Option("--output", "-o", help="File to write; DATA itself with --overwrite.")
+    ],
+    key: Annotated[str, Option(help="Key of the result in obsm, varm and uns.")] = "dfac",
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
-    """Write a result into an AnnData: means and sds into obsm and varm, settings into uns.
+    """Add the result of a run to an AnnData file.
 
-    Cells and genes are matched by name. Of the data nothing but names is read: the file is
-    copied, whatever its size.
+    Means and standard deviations go to obsm and varm, settings to uns. Cells and genes are matched
+    by name. Only the names are read: the file is copied, whatever its size.
 
         daskfactor annotate run.zarr cells.h5ad -o annotated.h5ad
 
@@ -115,24 +119,26 @@ def plot(
     run: o.Run,
     output: o.Picture = Path("run.png"),
     figure: Annotated[
-        str, Option(help="Which figure to draw, or all; --list tells their names.")
+        str, Option(help="Name of the figure to draw, or all; see --list.")
     ] = "overview",
     components: Annotated[
-        int | None, Option("--components", "-k", min=1, help="How many components to draw.")
+        int | None, Option("--components", "-k", min=1, help="Number of components to draw.")
     ] = None,
     factor: Annotated[
-        Literal["W", "H"] | None, Option(help="Rows (W) or columns (H), where one is drawn.")
+        Literal["W", "H"] | None,
+        Option(help="Factor to draw, in figures of one factor: W (rows) or H (columns)."),
     ] = None,
     image_shape: Annotated[
-        str | None, Option(help="HEIGHTxWIDTH, if rows or columns are pixels: draws pictures.")
+        str | None, Option(help="HEIGHTxWIDTH of an image whose pixels are the rows or columns.")
     ] = None,
     overwrite: o.Overwrite = False,
-    names: Annotated[bool, Option("--list", help="Tell what figures there are.")] = False,
+    names: Annotated[bool, Option("--list", help="List the figures and exit.")] = False,
 ) -> o.Answer:
-    """Draw a figure of a run: by default the log density and the strongest components.
+    """Draw a figure of a run, by default the log density and the largest components.
 
-    Components come by weight, under the names that align gives them; dates are drawn as a
-    course of time, numbers with a unit as a curve, coordinates as a map, many names as a list.
+    Components are sorted by weight and named as in align. Each axis is drawn according to its
+    labels: dates as a time series, numbers with a unit as a curve, coordinates as a map, many
+    names as a list.
 
         daskfactor plot run.zarr -o run.png
 
@@ -143,89 +149,105 @@ def plot(
         daskfactor plot run.zarr --figure all -o run.png    (run-overview.png, ...)
     """
     from daskfactor.plots.canvas import save
-    from daskfactor.plots.registry import named
+    from daskfactor.plots.registry import figure_by_name
 
     if names:
-        about = {name: kind.about for name, kind in sorted(dfac.plots.FIGURES.items())}
-        return about, o.facts(about.items(), title="figures")
-    given = {"count": components, "factor": factor, "image_shape": _shape(image_shape)}
+        titles = {name: kind.title for name, kind in sorted(dfac.plots.FIGURES.items())}
+        return titles, o.facts(titles.items(), title="figures")
+    options = {
+        "count": components,
+        "factor": factor,
+        "image_shape": _parse_image_shape(image_shape),
+    }
     output = output or Path("run.png")
     if figure != "all":
-        named(figure)
+        figure_by_name(figure)
     every = {name: output.with_stem(f"{output.stem}-{name}") for name in dfac.plots.FIGURES}
     for path in every.values() if figure == "all" else [output]:
         check_free(path, overwrite)
     tree = dfac.open_run(run)
     if figure != "all":
-        save(dfac.plots.draw(tree, figure, **given), output, overwrite)
+        save(dfac.plots.draw(tree, figure, **options), output, overwrite)
         return {"picture": str(output)}, f"wrote {output}"
-    written, left = [], {}
-    for name, drawn in dfac.plots.draw_all(tree, **given):
-        if isinstance(drawn, OptionError):
-            left[name] = str(drawn)
+    written, skipped = [], {}
+    for name, drawing in dfac.plots.draw_all(tree, **options):
+        if isinstance(drawing, OptionError):
+            skipped[name] = str(drawing)
             continue
-        save(drawn, every[name], overwrite)
+        save(drawing, every[name], overwrite)
         written.append(str(every[name]))
     lines = [f"wrote {path}" for path in written]
-    lines += [f"left {name} out: {why}" for name, why in left.items()]
-    return {"pictures": written, "left_out": left}, "\n".join(lines)
+    lines += [f"skipped {name}: {reason}" for name, reason in skipped.items()]
+    return {"pictures": written, "left_out": skipped}, "\n".join(lines)
 
 
-def _shape(text: str | None) -> tuple[int, int] | None:
-    """Read HEIGHTxWIDTH."""
+def _parse_image_shape(text: str | None) -> tuple[int, int] | None:
+    """Parse HEIGHTxWIDTH."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)[x,](\d+)", text)
-    if found is None:
-        raise OptionError(f"--image-shape is HEIGHTxWIDTH, for example 112x92, got {text!r}")
-    return int(found[1]), int(found[2])
+    match = re.fullmatch(r"(\d+)[x,](\d+)", text)
+    if match is None:
+        raise OptionError(f"--image-shape must be HEIGHTxWIDTH, such as 112x92, got {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def report(
     run: o.Run,
-    output: Annotated[Path, Option("--output", "-o", help="Page to write (.html).")] = Path(
+    output: Annotated[Path, Option("--output", "-o", help="HTML file to write.")] = Path(
         "report.html"
     ),
     title: Annotated[
-        str | None, Option(help="Headline; the name of the store if left out.")
+        str | None, Option(help="Title of the page; by default the name of the store.")
     ] = None,
     image_shape: Annotated[
-        str | None, Option(help="HEIGHTxWIDTH, if rows or columns are pixels.")
+        str | None, Option(help="HEIGHTxWIDTH of an image whose pixels are the rows or columns.")
     ] = None,
     evidence: Annotated[
-        Path | None, Option(help="Table of ranks (.nc) that select-rank -o wrote.")
+        Path | None, Option(help="Table of ranks to include: an .nc file that select-rank wrote.")
     ] = None,
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
-    """Write one page about a run that can be handed to a colleague.
+    """Write an HTML report about a run, for colleagues.
 
-    Data, model, settings, whether it may be relied on and what to do about it, components with
-    their intervals, and which of them swap places. The page is one file, without scripts, and
-    asks no server for anything.
+    The report covers data, model and settings, whether the results are reliable and how to improve
+    them, the components with their intervals, and components that swap. It is one file without
+    scripts, and loads nothing from the network.
 
         daskfactor report run.zarr -o report.html
 
         daskfactor report run.zarr --evidence ranks.nc
     """
-    given: dict[str, Any] = {"title": title or run, "image_shape": _shape(image_shape)}
+    options: dict[str, Any] = {
+        "title": title or run,
+        "image_shape": _parse_image_shape(image_shape),
+    }
     if evidence is not None:
         import xarray as xr
 
         try:
-            given["evidence"] = xr.load_dataset(evidence)
+            options["evidence"] = xr.load_dataset(evidence)
         except ValueError as error:
-            raise DataError(f"{evidence} is no table of select-rank: {error}") from error
-    dfac.report(dfac.open_run(run), output, overwrite=overwrite, **given)
+            raise DataError(
+                f"--evidence must be an .nc file that select-rank wrote, got {evidence}: {error}"
+            ) from error
+    dfac.report(dfac.open_run(run), output, overwrite=overwrite, **options)
     return {"page": str(output)}, f"wrote {output}"
 
 
 def summary_of(
-    tree: "xr.DataTree", store: str, judged: "Summary | None" = None
+    tree: "xr.DataTree", store: str, diagnostics: "Summary | None" = None
 ) -> tuple[dict[str, Any], Any]:
-    """Summarize data, model, sampler, draws and health of a run: as values, and as a table.
+    """Summarize data, model, sampler, draws and health of a run, as values and as a table.
 
-    ``judged`` is what `summarize` says of it; without it, what the run has cached, or what can be
-    said of draws that are quickly read.
+    Parameters
+    ----------
+    tree
+        The run.
+    store
+        Its path or URL.
+    diagnostics
+        Result of `summarize`. By default the summary that the run has cached, or one that is
+        computed from its draws if these are small.
     """
     from daskfactor.results.finalize import measured
     from daskfactor.results.summary_cache import CachedSummary, cached_in
@@ -233,16 +255,17 @@ def summary_of(
     cache = cached_in(tree) or CachedSummary(measured(tree), None)
     done = cache.measured["draws_kept"] or cache.measured["draws_done"]
     quick = cache.measured["draws_bytes"] <= QUICKLY_READ and "sample_stats" in tree.children
-    if judged is None and cache.summary is None and done and quick:
-        judged = dfac.summarize(tree)
-    if judged is not None:
-        cache = cache._replace(summary=judged.to_dict())
-    return _shown(tree.attrs, cache, store)
+    if diagnostics is None and cache.summary is None and done and quick:
+        diagnostics = dfac.summarize(tree)
+    if diagnostics is not None:
+        cache = cache._replace(summary=diagnostics.to_dict())
+    return _summary_table(tree.attrs, cache, store)
 
 
-def _shown(
+def _summary_table(
     attrs: Mapping[Any, Any], cache: "CachedSummary", store: str
 ) -> tuple[dict[str, Any], Any]:
+    """Return the summary of a run as values and as a table."""
     from daskfactor.results.describe import facts_of, told
 
     summary = facts_of(attrs, cache.measured, store)
@@ -253,24 +276,24 @@ def _shown(
 
 
 QUICKLY_READ: Final = 2**26
-"""Bytes of draws that are judged without being asked for it: a second or two."""
+"""Largest size of draws, in bytes, that are summarized without ``--diagnose``: a second or two."""
 STYLES: Final = {"green": "green", "amber": "yellow", "red": "red", "none": "dim"}
 
 
 def _lights(summary: dict[str, Any], cache: "CachedSummary", store: str) -> list[tuple[str, str]]:
-    """A line for each light over what a run gave; they are put into the summary, too."""
+    """Return a line for each light of the verdict, and add the lights to the summary."""
     from daskfactor.results.verdict import LIGHTS, lights_in
 
     size = summary.pop("draws_bytes")
     if cache.summary is None:
-        told = f"--diagnose reads {size / 1e9:.1f} GB of draws for it"
-        return [("verdict", told)] if size > QUICKLY_READ else []
-    found = lights_in(cache.summary["attrs"])
-    summary["lights"] = {name: light.as_dict() for name, light in found.items()}
+        text = f"pass --diagnose to compute it from {size / 1e9:.1f} GB of draws"
+        return [("verdict", text)] if size > QUICKLY_READ else []
+    lights = lights_in(cache.summary["attrs"])
+    summary["lights"] = {name: light.as_dict() for name, light in lights.items()}
     lines = []
-    for name, light in found.items():
+    for name, light in lights.items():
         advice = in_shell(light.advice, shlex.quote(store))
-        said = "\n".join(filter(None, (*light.reasons, advice)))
+        text = "\n".join(filter(None, (*light.reasons, advice)))
         word = f"[{STYLES[light.status]}]{light.status.upper()}[/]"
-        lines.append((LIGHTS[name], f"{word}  {escape(said)}"))
+        lines.append((LIGHTS[name], f"{word}  {escape(text)}"))
     return lines

@@ -1,6 +1,6 @@
-"""Options of commands from the signatures and docstrings of verbs.
+"""Options of commands, derived from the signatures and docstrings of verbs.
 
-The source of a verb is parsed, not imported: help needs none of the libraries that verbs need.
+Source files are parsed, not imported: ``--help`` loads none of the libraries that verbs need.
 """
 
 import ast
@@ -30,7 +30,7 @@ FLAGS: Final = {
     "random_seed": ("--seed",),
     "table": ("--table/--matrix",),
 }
-"""Options that are not named like the parameter."""
+"""Names of options that differ from the name of the parameter."""
 MINIMA: Final = {"tune": 0} | dict.fromkeys(
     ("blocks", "chains", "draws", "n", "particles", "pilot", "starts", "thin"), 1
 )
@@ -45,16 +45,16 @@ METAVARS: Final = {
 TYPES: Final = {"str": str, "float": float, "int": int, "bool": bool} | {
     "tuple[int, int]": tuple[int, int]
 }
-"""Types of options, by how signatures write them; of a union the first of these is taken."""
+"""Types of options by their text in a signature; a union takes the first of these."""
 
 
 def flags(parameter: str) -> tuple[str, ...]:
-    """Return the names of the option that stands for a parameter."""
+    """Return the names of the option of a parameter."""
     return FLAGS.get(parameter) or (f"--{parameter.replace('_', '-')}",)
 
 
 class VerbParameter(NamedTuple):
-    """A parameter of a verb: its annotation as text, default, and entry in the docstring."""
+    """A parameter of a verb: annotation as text, default, and entry in the docstring."""
 
     annotation: str
     default: Any
@@ -64,14 +64,14 @@ class VerbParameter(NamedTuple):
     @property
     def type(self) -> Any:
         """Type of the option."""
-        parts = self.annotation.split(" | ")
-        plain = next((kind for name, kind in TYPES.items() if name in parts), str)
-        kind: Any = Literal[self.choices] if self.choices else plain
+        names = self.annotation.split(" | ")
+        scalar = next((kind for name, kind in TYPES.items() if name in names), str)
+        kind: Any = Literal[self.choices] if self.choices else scalar
         return kind | None if self.default is None else kind
 
 
-class Shows:
-    """A table of the parameters of a verb that a command shows as options.
+class VerbOptions:
+    """Parameters of a verb that a command offers as options.
 
     Parameters
     ----------
@@ -80,35 +80,35 @@ class Shows:
     parameters
         Names of its parameters.
     panel
-        Headline over the options.
+        Title of the panel of options in the help.
     """
 
     def __init__(self, verb: str, *parameters: str, panel: str | None = None) -> None:
         self.verb, self.parameters, self.panel = verb, parameters, panel
 
     def options(self) -> dict[str, Parameter]:
-        """Return the options as parameters of a command."""
-        known = parameters_of(self.verb)
-        return {name: self._option(name, known[name]) for name in self.parameters}
+        """Return the options as parameters of a command function."""
+        documented = parameters_of(self.verb)
+        return {name: self._option(name, documented[name]) for name in self.parameters}
 
     def _option(self, name: str, parameter: VerbParameter) -> Parameter:
-        about = Option(
+        info = Option(
             *flags(name),
             help=parameter.help,
             min=MINIMA.get(name),
             metavar=METAVARS.get(name),
             rich_help_panel=self.panel,
         )
-        return option(name, Annotated[parameter.type, about], parameter.default)
+        return option(name, Annotated[parameter.type, info], parameter.default)
 
 
 def option(name: str, annotation: Any, default: Any) -> Parameter:
-    """Return a parameter of a command."""
+    """Return an option as a keyword-only parameter of a command function."""
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def source_of(verb: str) -> str:
-    """Return the source of the module that defines a verb."""
+    """Return the source text of the module that defines a verb."""
     stub = (ROOT / "__init__.pyi").read_text(encoding="utf-8")
     (module,) = re.findall(rf"^from \.(\S+) import {verb} as", stub, re.M)
     return (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
@@ -116,7 +116,7 @@ def source_of(verb: str) -> str:
 
 @cache
 def parameters_of(verb: str) -> dict[str, VerbParameter]:
-    """Return the documented parameters of a verb that have a default."""
+    """Return the parameters of a verb that have a default and an entry in its docstring."""
     (text,) = re.findall(rf"^def {verb}\b.*?(?=^[^\s)]|\Z)", source_of(verb), re.M | re.S)
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
@@ -134,7 +134,7 @@ def parameters_of(verb: str) -> dict[str, VerbParameter]:
         (group,) = re.findall(r"^Unpack\[(\w+)\]$", ast.unparse(arguments.kwarg.annotation))
         for name, hint in getattr(options, group).__annotations__.items():
             text = getattr(hint, "__forward_arg__", None) or formatannotation(hint)
-            signature[name] = text, options.USUAL.get(name)
+            signature[name] = text, options.DEFAULTS.get(name)
     entries = _entries(cleandoc(ast.get_docstring(function) or ""))
     return {
         name: VerbParameter(*signature[name], choices, _in_shell(text, signature))
@@ -159,7 +159,7 @@ def _entries(docstring: str) -> dict[str, tuple[tuple[str, ...], str]]:
 
 
 def _in_shell(text: str, parameters: Mapping[str, Any]) -> str:
-    """Write names of parameters as options, and values and roles as plain words."""
+    """Replace names of parameters by options; strip markup of values and roles."""
 
     def word(match: re.Match[str]) -> str:
         return flags(match[1])[0] if match[1] in parameters else match[1].strip('"')

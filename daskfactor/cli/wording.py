@@ -1,4 +1,4 @@
-"""Sentences of the library as a shell has them: ``tune=700`` becomes ``--tune 700``."""
+"""Translate messages of the library for the shell: ``tune=700`` becomes ``--tune 700``."""
 
 import re
 from collections.abc import Container
@@ -11,7 +11,7 @@ COMMANDS: Final = {
     "sample": "daskfactor fit ...",
     "stein_posterior": "daskfactor particles ...",
 }
-"""Commands that stand for calls."""
+"""Commands that replace calls of verbs."""
 PHRASES: Final = (
     ("", r"\bdaskfactor\.resume", "daskfactor resume"),
     ("", r"(?<!\()\b(align|discretization_bias)\((trace)?\)", r"daskfactor.\1 in Python"),
@@ -30,27 +30,29 @@ PHRASES: Final = (
     ("sampler", r"\btake TweedieNMF\b", "take --model tweedie"),
     ("n_components", r'\bn_components(?!=["\d])', "-k"),
 )
-"""An option that a command has, if it matters, what Python says, and what the shell says."""
+"""Required option of the command (or ``""``), pattern in Python, replacement in the shell."""
 ARGUMENT: Final = r"""\b(\w+)=(True|False|\.\.\.|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,;) ]|$))"""
-"""An argument and its value, if it has one."""
+"""Pattern of a keyword argument, with or without a value."""
 
 
 def in_shell(text: str, run: str = "RUN", options: Container[str] | None = None) -> str:
-    """Write calls and arguments that a sentence names as commands and options.
+    """Replace the calls and arguments in a message by commands and options.
 
     Parameters
     ----------
     text
-        The sentence.
+        The message.
     run
-        Store of the run that it is about.
+        Store of the run that the message is about.
     options
-        Parameters that are options of the command; others stay as they are. Left out: all.
+        Parameters of the command; arguments that are not among them stay unchanged. By default
+        all arguments are replaced.
     """
 
     def argument(match: re.Match[str]) -> str:
-        known = options is None or match[1] in options
-        return _option(match[1], match[2].strip("\"'")) if known else match[0]
+        if options is not None and match[1] not in options:
+            return match[0]
+        return _option(match[1], match[2].strip("\"'"))
 
     def command(call: re.Match[str]) -> str:
         arguments = re.sub(ARGUMENT, lambda match: _option(match[1], match[2]), call[2] or "")

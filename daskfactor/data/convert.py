@@ -120,8 +120,8 @@ def convert(
     layer, mask_var
         Of an AnnData, a layer instead of X and the variables that are taken; as for `as_blocks`.
     shape
-        Numbers of rows and of columns: keys are positions from 0 then, not names,
-        and rows and columns without entries stay. By default keys are names: rows and columns
+        Numbers of rows and of columns; keys are then positions from 0, not names,
+        and rows and columns without entries are kept. By default keys are names: rows and columns
         are those that occur, in ascending order (numbers by size, texts by code point), and the
         keys become labels.
     unstored : {None, "zero", "missing"}
@@ -130,18 +130,19 @@ def convert(
     blocks
         B, the number of row bands and of column bands; chosen from the number of entries.
     balance
-        Permute rows and columns so that blocks hold about equally many entries. Results
-        come in the caller's order all the same.
+        Permute rows and columns internally so that blocks hold similar numbers of entries;
+        results keep your order.
     dtype : {"float32", "float64"}
-        Type of the values.
+        Data type of the values.
     compression : {"lz4", "zstd", "none"}
-        ``"lz4"`` is fast and halves the size, ``"zstd"`` is smaller and slower, ``"none"`` is
-        fastest where disks are fast.
+        Compression of the blocks: ``"lz4"`` is fast and halves the size, ``"zstd"`` is smaller
+        and slower, ``"none"`` is fastest on fast disks.
     overwrite
         Whether a blocked store that is there already may be replaced, when the new one is whole.
         Nothing else ever is.
     memory_limit
-        Memory to use, in bytes or as a text such as ``"4 GiB"``; by default half of what is free.
+        Memory to use, in bytes or as a text such as ``"4 GiB"``; by default half of the free
+        memory.
     progressbar
         Whether to show progress on standard error.
 

@@ -83,7 +83,7 @@ def as_blocks(
         observations and variables; what is in a file is read piece by piece); or
         `BlockedData`, which is returned as it is, with its own dtype.
     blocks : int or Grid, optional
-        Number of row bands and of column bands, B; by default chosen from the data. Or the grid
+        Number B of row bands and of column bands; by default chosen from the data. Or the grid
         itself. Left out, it is 1 below four million entries, where several blocks cost more
         than they save. Of larger data it is the chunk grid if that has 2 to 64 chunks on both
         sides and at most twice as many on one as on the other, and else follows from the
@@ -93,42 +93,42 @@ def as_blocks(
         band; 16, 32 or 64 where blocks would exceed 2^24 entries. Of sparse input the
         stored entries are counted, and a blocked store keeps its own grid.
     dtype : {"float32", "float64"}
-        Type of the blocks, and of all computation with them.
+        Data type of the blocks and of all computation with them.
     unstored : {None, "zero", "missing"}
-        What an entry means that a sparse input does not store: an observed zero, or
-        a missing entry (then a stored zero is an observed zero). Left out, an array
-        of the sparse package says it by its ``fill_value`` (0 or NaN) and a blocked
+        Meaning of the entries that sparse input does not store: ``"zero"`` for observed zeros,
+        ``"missing"`` for missing entries (a stored zero is then an observed zero). Left out,
+        an array of the sparse package says it by its ``fill_value`` (0 or NaN) and a blocked
         store by itself; of an AnnData it is "zero", and of all else too, with a warning.
         Dense input stores every entry, and "missing" is refused for it.
     memory_limit : int or str, optional
-        Memory for the blocks and the pass that makes them, in bytes or as a text such as
-        ``"4 GiB"``; by default half of what is free.
+        Memory for the blocks and for building them, in bytes or as a text such as
+        ``"4 GiB"``; by default half of the free memory.
     workers : int, optional
         If ``blocks`` is left out: have at least two bands a worker, as far as
         bands and blocks stay large enough. Never counted from the machine.
     balance : bool
-        Permute rows and columns of sparse input internally so that blocks store about equally
-        many entries; results keep their order. Dense blocks cost the same wherever they are
+        Permute rows and columns of sparse input internally so that blocks hold similar numbers
+        of entries; results keep your order. Dense blocks cost the same wherever they are
         and are left as they are.
     allow_empty : bool
-        Accept rows and columns without any observed entry; nothing but the prior
-        says something about their factors.
+        Accept rows and columns without any observed entry; only the prior informs their
+        factors.
     uncertainty : array_like, optional
-        Standard deviation of every cell, sigma_ij > 0, in the unit of the data; infinite
-        makes a cell missing. Where V is missing anything will do. Of a dense V anything that V
-        can be, of its shape; an xarray.DataArray with one or both of its dimensions; a pair of
-        vectors (rows, columns) whose product sigma is; or one number. Of a sparse V, with
+        Standard deviation of every cell, sigma_ij > 0, in the unit of the data; an infinite
+        one makes the cell missing. Where V is missing anything will do. Of a dense V anything
+        that V can be, of its shape; an xarray.DataArray with one or both of its dimensions; a
+        pair of vectors (rows, columns) whose product sigma is; or one number. Of a sparse V, with
         ``unstored="missing"``, a sparse matrix that stores the same entries, the path of a
         blocked store of one, or an array in memory or a pair of vectors. For models with
         a normal law, whose dispersion then is 1 unless it is given.
     weights : array_like, optional
-        Factor of every cell's log-likelihood, w_ij >= 0; 0 makes a cell missing, 2 counts it
+        Weight of every cell's log-likelihood, w_ij >= 0; 0 makes the cell missing, 2 counts it
         twice. Forms as for ``uncertainty``. Zeros that a sparse V does not store have weight 1.
     layer : str, optional
-        Of an AnnData: the layer that is taken instead of ``X``; ``"raw"`` is its ``raw``.
+        Layer of an AnnData to read in place of ``X``; ``"raw"`` reads its ``raw``.
     mask_var : str or array_like of bool, optional
-        Of an AnnData: the variables that are taken, by the name of a boolean column of ``var``,
-        such as ``"highly_variable"``. Or one boolean for each.
+        Boolean column of ``var`` that selects the variables of an AnnData, such as
+        ``"highly_variable"``. Or one boolean for each variable.
     rows, columns : str or tuple of str, optional
         Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
         of the two is left out. Several lie behind one another, and places of theirs that have no
@@ -136,19 +136,19 @@ def as_blocks(
         to find them takes a pass of its own. Weights and uncertainties may be a DataArray with
         any of the dimensions.
     rows, columns : str or int, optional
-        Of a table with a line for each entry: its columns with the keys of rows and of columns,
-        by name or by position from 0, by default the first and the second; of an array with
-        named dimensions: those that are the rows, or the columns. Keys are whole numbers, texts,
-        categories or dates (which are texts if read from a file); they become labels, in
+        Columns with the keys of rows and of columns, by name or by position from 0, in a table
+        with one line per entry (by default the first and the second); or the dimensions that
+        form the rows and the columns, in an array with named dimensions. Keys are whole numbers,
+        texts, categories or dates (which are texts if read from a file); they become labels, in
         ascending order.
     values : str, int or False, optional
-        Of a table with a line for each entry: its column with values, by default the third.
+        Column with the values in a table with one line per entry; by default the third.
         ``values=False`` counts lines, and so does a table of two columns.
     header : bool, optional
-        Whether the first line of a CSV file holds names; by default it does if there is no
-        number in it where one is needed.
+        Read the first line of a CSV file as column names; by default, do so if it has no number
+        where one is needed.
     table : bool, optional
-        Whether a table has a line for each entry, or else one for each row of the matrix.
+        Read a table with one line per entry, rather than one line per row of the matrix.
         Left out, it has a line for each entry if ``rows``, ``columns`` or ``values`` is given, and
         a table of three columns is refused, and one of four where the first two may be keys.
     storage_options : dict, optional

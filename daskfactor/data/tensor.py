@@ -46,7 +46,7 @@ from daskfactor.data.storage import Storage, as_bytes
 from daskfactor.errors import DataError, OptionError
 from daskfactor.kernels.views import TensorBlock, index_type, pointer_type
 from daskfactor.machine import memory_budget
-from daskfactor.random import MOST_FACTORS
+from daskfactor.random import MAX_FACTORS
 
 Index = NDArray[np.int64]
 LARGEST_BLOCK = 2**23
@@ -285,9 +285,9 @@ def _checked(entries: Entries, names: Sequence[str] | None) -> Entries:
             f"the data have {len(shape)} axes, shape {shape}, and a CP model takes three or more; "
             "use TweedieNMF for a matrix"
         )
-    if len(shape) > MOST_FACTORS:
+    if len(shape) > MAX_FACTORS:
         raise DataError(
-            f"the data have {len(shape)} axes, and a CP model takes at most {MOST_FACTORS}; stack "
+            f"the data have {len(shape)} axes, and a CP model takes at most {MAX_FACTORS}; stack "
             "some of the axes into one"
         )
     if not all(shape):

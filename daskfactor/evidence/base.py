@@ -83,8 +83,8 @@ class Evidence:
             for name, values in self.trace.data_vars.items()
             if values.dtype.kind == "f" and values.size
         ]
-        table = markup.table(rows, ("trace", "least", "largest"), numbers=(1, 2))
-        return markup.titled(str(self), markup.folded("made from", table) if rows else "")
+        made_from = markup.table(rows, ("trace", "least", "largest"), numbers=(1, 2))
+        return markup.titled(str(self), markup.collapsible("made from", made_from) if rows else "")
 
 
 @dataclass(frozen=True)

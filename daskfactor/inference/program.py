@@ -380,7 +380,7 @@ def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None
 
 
 def factor_word(factor: int) -> int:
-    """Return a factor's number in the address of its noise, 0 <= factor < MOST_FACTORS.
+    """Return a factor's number in the address of its noise, 0 <= factor < MAX_FACTORS.
 
     Samplers add 2, 4 or 6 to it for further noise of the same factor. W and H have 0 to 7; blocks
     whose entries are drawn have 16 and more (`daskfactor.kernels.subsample`). The other factors of

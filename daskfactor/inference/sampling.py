@@ -111,21 +111,21 @@ def sample(
         over the same data as a dense array is not. The results say which, and why. Or a
         sampler, such as ``PSGLD(step=0.1)``.
     draws
-        Draws of each chain, one every ``thin`` cycles; by default 500 of one chain, or 125 of
-        each of four where the data are one block, as those below four million entries are, and
-        none of ``draws``, ``tune`` and ``chains`` is given.
+        Number of draws per chain, one every ``thin`` cycles; by default 500 from one chain, or
+        125 from each of four chains if the data form one block (below four million entries) and
+        none of ``draws``, ``tune`` and ``chains`` is passed.
     tune
-        Cycles of each chain before its first draw, to tune and burn in; by default 500, or 250
-        of four chains.
+        Number of cycles per chain before the first draw, for tuning and burn-in; by default
+        500, or 250 for each of four chains.
     chains
-        Independent chains, each from a start of its own; several tell what one cannot, and
-        predict better together. Those of data of one block run side by side on threads, unless
+        Number of independent chains; several are needed to judge convergence, and together
+        predict better than one. Those of data of one block run side by side on threads, unless
         the data are so small that threads gain nothing.
     thin
-        Cycles per draw.
+        Number of cycles per draw.
     init
-        Where chains begin: ``"multiplicative"``, ``"random"``, ``"q-transform"``, ``"nndsvd"``,
-        ``"nndsvdar"``, or the store of a run, whose last draws are taken. From factors
+        Starting point of the chains: ``"multiplicative"``, ``"random"``, ``"q-transform"``,
+        ``"nndsvd"``, ``"nndsvdar"``, or the store of a run, whose last draws are used. From factors
         that are made for the data the sampler's warm start goes on: ``"multiplicative"``, the
         default, random ones of about equal size;
         ``"random"``, absolute values of normal numbers; ``"q-transform"``, leading singular
@@ -138,16 +138,16 @@ def sample(
         evenly back; of particles the heaviest. Hyperparameters are found anew. A
         :class:`GaussianMF` begins with ``"prior"``, draws of it, or a result.
     starts
-        Short starts of each chain, of which that of the highest log density goes on, after 40
-        multiplicative updates of each (80 passes over the data).
+        Number of short starts per chain; the chain continues from the one with the highest log
+        density after 40 multiplicative updates of each (80 passes over the data).
     random_seed
         Any whole number; the same seed gives the same draws on every executor.
     keep : {"auto", "draws", "moments"}
-        ``"draws"`` keeps all, ``"moments"`` only running means and variances,
-        ``"auto"`` as many evenly spaced draws as fit 1 GiB. Moments are always kept.
+        Draws to keep: ``"draws"`` keeps all, ``"moments"`` only running means and variances,
+        ``"auto"`` as many evenly spaced draws as fit in 1 GiB. Moments are always kept.
     monitor
-        Cells whose predicted mean and variance are gathered at every draw: ``"missing"`` for
-        all that are missing. Or a boolean mask, or (rows, columns) positions.
+        Cells whose predicted mean and variance are accumulated over all draws: ``"missing"`` for
+        all missing cells. Or a boolean mask, or (rows, columns) positions.
     store
         Directory, or URL in an object store (``s3://``, ``gs://``, ``az://``, ``memory://``; needs
         the extra ``cloud``), to write the run to while it goes on; :func:`resume` and
@@ -176,16 +176,17 @@ def sample(
         The dispersion of the model, 1 if it is ``"auto"``, scales the variances. Means and
         variances of the data, from which ``"auto"`` rates are chosen, stay unweighted.
     executor
-        Where blocks are updated: ``"auto"`` is threads of this process (``"threads"``), or on a
-        cluster whatever suits its workers and the time a block takes (``"ring"`` or
-        ``"tasks"``); ``"serial"`` is one thread. Or an executor object. All give the same draws.
+        Executor that updates the blocks: ``"auto"`` uses threads of this process
+        (``"threads"``) or, on a cluster, the one that suits its workers and the time per block
+        (``"ring"`` or ``"tasks"``); ``"serial"`` uses one thread. Or an executor object. All give
+        the same draws.
     callback
         Called with a :class:`RunEvent` as the run goes on.
     device : {"cuda"} or CUDA, optional
-        ``"cuda"``: an NVIDIA GPU updates blocks (extra ``cuda``), under :class:`PSGLD`,
-        :class:`PSGRRLD`, :class:`SGHMC`, :class:`SGLD`, :class:`LangevinDynamics` and
-        :class:`BlockHMC`. Or a :class:`CUDA` with options. Draws are the same on GPUs of one type,
-        and have the law of those of processors, not their bits.
+        Device that updates the blocks: ``"cuda"`` is an NVIDIA GPU (extra ``cuda``), for
+        :class:`PSGLD`, :class:`PSGRRLD`, :class:`SGHMC`, :class:`SGLD`,
+        :class:`LangevinDynamics` and :class:`BlockHMC`. Or a :class:`CUDA` with options. Draws
+        are the same on GPUs of one type, and have the law of those of processors, not their bits.
     rows, columns : str or tuple of str, optional
         Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
         of the two is left out. Several lie behind one another, without places that have no

@@ -27,7 +27,7 @@ from daskfactor.inference.base import Sampler, is_dense_pass, longest_stride, pa
 from daskfactor.inference.inits import USUAL, Init
 from daskfactor.inference.program import Kernel, relative_size
 from daskfactor.models.settings import FactorModel
-from daskfactor.random import MOST_COMPONENTS, resolve_seed
+from daskfactor.random import MAX_COMPONENTS, resolve_seed
 
 Array = NDArray[Any]
 Keep = Literal["auto", "draws", "moments"]
@@ -259,9 +259,9 @@ class Setting:
     init: Init = USUAL
 
     def __post_init__(self) -> None:
-        if (count := self.model.n_components) >= MOST_COMPONENTS:
+        if (count := self.model.n_components) >= MAX_COMPONENTS:
             raise ModelError(
-                f"n_components must be below {MOST_COMPONENTS}, got {count}; pass fewer"
+                f"n_components must be below {MAX_COMPONENTS}, got {count}; pass fewer"
             )
 
     @property

@@ -88,9 +88,9 @@ def transform(
         of the run: matched by label where both have labels, in any order, else by position. A row
         may be empty among others: it is drawn from the prior. Rows that are all empty are refused.
     axis : {"row", "column"}
-        Whether rows or columns are new. Rows of new columns are those of the run.
+        Axis of the new entries: rows or columns. Rows of new columns are those of the run.
     draws
-        How many draws of each chain, evenly spaced; by default all, or as many as take 1 GiB.
+        Number of draws per chain, evenly spaced; by default all, or as many as fit in 1 GiB.
         Memory holds these and the rows in work, not V. Of a point, how many draws of the new rows
         (100 by default). Particles that have weight are all taken.
     point
@@ -327,7 +327,7 @@ def _matched(labels: Any, fitted: Any, side: str, count: int, may_lack: bool) ->
     """Find labels among those of the run; where others would be missing, they need not be there."""
     match = match_labels(labels, fitted)
     unknown = np.flatnonzero(match.at < 0)
-    lost = match.unwanted[:0] if may_lack else match.unwanted
+    lost = match.unmatched[:0] if may_lack else match.unmatched
     if len(unknown):
         advice = f"drop these {side}, or drop the labels to match by position"
         if isinstance(labels, dict):  # of stacked dimensions, where the run may have left it out

@@ -182,7 +182,7 @@ class Covariates(StoredArrays):
         if self.labels is None or labels is None:
             return self
         matches, side, problem = match_labels(labels, self.labels), _side(name), None
-        twice, missing = matches.twice[1], np.flatnonzero(matches.at < 0)
+        twice, missing = matches.repeated[1], np.flatnonzero(matches.at < 0)
         if twice is not None:
             problem = f"has more than one row labelled {twice!r}; keep one of each"
         elif len(missing):

@@ -35,7 +35,7 @@ from daskfactor.models.settings import (
 COMPONENTS = {"arrays": FixedComponents}
 SHAPE = positive("auto", advice="leave it at 1 for an exponential prior")
 ROWS, COLUMNS = positive("auto", "component", "row"), positive("auto", "component", "column")
-MOST_COMPONENTS = 100
+MAX_COMPONENTS = 100
 SIDES = ("row", "column")
 Rate = Any
 """One rate for a factor, or rates that its entries (n, K) are repeated to: (K,) or (n, 1)."""
@@ -243,12 +243,12 @@ class GammaFactors(SideInformation):
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """Give a model of ``"auto"`` components as many as data of a shape may have.
 
-        3 √n of the shorter side n, at most n and at most `MOST_COMPONENTS`.
+        3 √n of the shorter side n, at most n and at most `MAX_COMPONENTS`.
         """
         model, shorter = super().sized(shape, labels), min(shape)
         if self.n_components != "auto":
             return model
-        most = min(shorter, round(3 * math.sqrt(shorter)), MOST_COMPONENTS)
+        most = min(shorter, round(3 * math.sqrt(shorter)), MAX_COMPONENTS)
         return model.with_components(most)
 
     @property

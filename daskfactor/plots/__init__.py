@@ -1,6 +1,6 @@
-"""Figures from a result: every function returns a matplotlib Figure and shows nothing.
+"""Figures of results: every function returns a matplotlib Figure without displaying it.
 
-Those of a whole result have names, under which `draw` and ``daskfactor plot`` find them: `FIGURES`.
+`FIGURES` lists the figures of a whole result by the names that `draw` and ``daskfactor plot`` use.
 """
 
 from daskfactor.plots.calibration import calibration_plot as calibration_plot

@@ -1,4 +1,4 @@
-"""Ranks of a calibration: histograms, and distribution functions with simultaneous bands."""
+"""Figure of the ranks of a calibration: histograms, and ECDFs with simultaneous bands."""
 
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 16
-"""Bars of a histogram."""
+MAX_BARS = 16
+"""Largest number of bars of a histogram."""
 
 
 @in_style
@@ -34,69 +34,70 @@ def calibration_plot(
 ) -> "Figure":
     """Draw the ranks of the true values, the least uniform quantities first.
 
-    Above, how often ranks came up: bars should stay in the band, which each leaves once in
-    twenty times. Below, how far the distribution function of ranks is from that of uniform
-    ones: under uniform ranks the whole line stays in the band 19 times out of 20.
+    The upper row shows histograms of the ranks: under uniform ranks, each bar lies in the band with
+    a probability of 95 %. The lower row shows the distribution function of the ranks minus the
+    uniform one: under uniform ranks, the whole line lies in the band with a probability of 95 %.
 
     Parameters
     ----------
     calibration : xarray.Dataset
-        A result of `calibrate`.
+        Result of `calibrate`.
     most
-        Quantities to show.
+        Largest number of quantities to show.
     path
-        Picture to write; its suffix is the format.
+        Image file to write; its suffix selects the format.
     overwrite
-        Whether to replace a picture that is there already.
+        Whether to replace an existing file.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Raises
     ------
     OptionError
-        If it is no such result, or matplotlib is not installed.
+        If the dataset is not a result of `calibrate`, or matplotlib is not installed.
     StoreError
-        If the picture is there already.
+        If the file exists.
 
     Examples
     --------
     >>> import daskfactor as dfac
     >>> model = dfac.TweedieNMF(1, rate_w=1.0, rate_h=1.0, dispersion=1.0)
     >>> run = {"draws": 50, "tune": 50, "random_seed": 0, "progressbar": False}
-    >>> found = dfac.calibrate(model, (4, 3), dfac.Gibbs(), replications=20, **run)
-    >>> figure = dfac.plots.calibration_plot(found)
+    >>> calibration = dfac.calibrate(model, (4, 3), dfac.Gibbs(), replications=20, **run)
+    >>> figure = dfac.plots.calibration_plot(calibration)
     >>> len(figure.axes) > 1
     True
     """
-    whole = {"rank", "levels", "p"} <= set(calibration.data_vars)
-    check_table(calibration, whole, "calibration_plot", "calibrate")
-    shown = calibration.isel(quantity=calibration["levels"].values > 0).isel(quantity=slice(most))
-    count = shown.sizes["quantity"]
+    is_complete = {"rank", "levels", "p"} <= set(calibration.data_vars)
+    check_table(calibration, is_complete, "calibration_plot", "calibrate")
+    ranked = calibration.isel(quantity=calibration["levels"].values > 0).isel(quantity=slice(most))
+    count = ranked.sizes["quantity"]
     if not count:
-        raise OptionError("no quantity has draws enough to be ranked among; calibrate with more")
+        raise OptionError("no quantity has enough draws for ranks; pass more draws to calibrate()")
     figure = new_figure(max(2.1 * count, 4.0), 3.6)
     axes = subplots(figure, 2, count, sharey="row", height_ratios=(3, 2))
     for number, (above, below) in enumerate(axes.T):
-        _panel(above, below, shown.isel(quantity=number))
-    axes[0, 0].set_ylabel("over uniform")
+        _panel(above, below, ranked.isel(quantity=number))
+    axes[0, 0].set_ylabel("frequency / uniform")
     axes[1, 0].set_ylabel("ECDF - uniform")
     return save(figure, path, overwrite)
 
 
 def _panel(above: "Axes", below: "Axes", one: xr.Dataset) -> None:
+    """Draw the histogram of the ranks of a quantity, and the difference of the ECDF below it."""
     from scipy.stats import binom
 
     ranks, levels = one["rank"].values, int(one["levels"])
-    bars = min(MOST_BARS, levels + 1)
-    seen = np.bincount(ranks * bars // (levels + 1), minlength=bars) * bars / ranks.size
+    bars = min(MAX_BARS, levels + 1)
+    frequency = np.bincount(ranks * bars // (levels + 1), minlength=bars) * bars / ranks.size
     low, high = (binom.ppf(end, ranks.size, 1 / bars) * bars / ranks.size for end in (0.025, 0.975))
     above.axhspan(low, high, color=theme().quiet, alpha=0.45, lw=0)
     middle = (np.arange(bars) + 0.5) / bars
-    outside = (seen < low) | (seen > high)
-    above.bar(middle, seen, 0.85 / bars, color=np.where(outside, theme().warn, theme().accent))
+    outside = (frequency < low) | (frequency > high)
+    above.bar(middle, frequency, 0.85 / bars, color=np.where(outside, theme().warn, theme().accent))
     above.set_title(f"{one['quantity'].item()}, p {float(one['p']):.2g}")
     at = np.arange(1, levels + 1) / (levels + 1)
     share = np.bincount(ranks, minlength=levels + 1).cumsum()[:-1] / ranks.size
@@ -104,6 +105,6 @@ def _panel(above: "Axes", below: "Axes", one: xr.Dataset) -> None:
     below.fill_between(at, lower - at, upper - at, color=theme().quiet, alpha=0.45, lw=0)
     below.axhline(0.0, color=theme().ink, lw=0.5)
     below.step(at, share - at, where="post", color=theme().accent, lw=1.1)
-    below.set_xlabel("rank over draws")
+    below.set_xlabel("rank / number of draws")
     for ax in (above, below):
         ax.set_xlim(0, 1)

@@ -1,6 +1,6 @@
-"""Where figures come from: matplotlib, imported late, without touching anybody's backend.
+"""Style and elements shared by all figures.
 
-And what several of them have in common: titles, labels, bars of colors, names of particles.
+matplotlib is imported late, and its backend is left unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ R = TypeVar("R")
 FloatArray = NDArray[np.float64]
 
 SMALL, NORMAL, LARGE = 8, 9, 10
-"""Sizes of letters, in points: ticks and legends; axes; headlines."""
+"""Font sizes in points: ticks and legends; axes; titles."""
 
 
 class Theme(NamedTuple):
-    """Colors that can be told apart by color-blind readers, on the ground of the style in use."""
+    """Colors that color-blind readers can distinguish, for the background of the current style."""
 
     ink: str
     accent: str
@@ -64,18 +64,18 @@ DARK = Theme(
 
 
 def theme() -> Theme:
-    """The colors that suit the style of matplotlib that is in use."""
+    """Return the colors for the current style of matplotlib."""
     from matplotlib import rcParams
     from matplotlib.colors import to_rgb
 
-    ground = rcParams["figure.facecolor"]
-    if ground == "none":  # the page's own, which letters are chosen for
+    background = rcParams["figure.facecolor"]
+    if background == "none":  # transparent: the color of texts fits the page
         return DARK if np.mean(to_rgb(rcParams["text.color"])) > 0.5 else LIGHT
-    return DARK if np.mean(to_rgb(ground)) < 0.5 else LIGHT
+    return DARK if np.mean(to_rgb(background)) < 0.5 else LIGHT
 
 
 def style() -> Any:
-    """Return a context in which matplotlib has the sizes and colors of all figures.
+    """Return a context that applies the common sizes and colors to matplotlib.
 
     Raises
     ------
@@ -106,31 +106,31 @@ def style() -> Any:
 
 
 def in_style(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function draw in the common style."""
+    """Make a function draw in the common style."""
 
     @wraps(function)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+    def styled(*args: P.args, **kwargs: P.kwargs) -> R:
         with style():
             return function(*args, **kwargs)
 
-    return drawn
+    return styled
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of the given size in inches.
+    """Return an empty figure of a size in inches.
 
-    Made without pyplot, so that no window opens, nothing stays registered globally and no
-    display is needed.
+    It is made without pyplot: no window opens, no figure is registered globally, and no display
+    is needed.
     """
-    from daskfactor.plots.shown import Shown
+    from daskfactor.plots.notebook_figure import NotebookFigure
 
-    return Shown(figsize=(width, height), layout="constrained")
+    return NotebookFigure(figsize=(width, height), layout="constrained")
 
 
 def subplots(target: "Figure | SubFigure", rows: int, columns: int, **options: Any) -> Any:
-    """Divide a figure into axes, whose ticks are small.
+    """Divide a figure into axes with small ticks.
 
-    Ticks are made when a figure is written, which is outside of `style`.
+    Ticks are set here because matplotlib makes them when a figure is written, outside of `style`.
     """
     axes: Any = target.subplots(rows, columns, squeeze=False, **options)
     colors = theme()
@@ -140,66 +140,68 @@ def subplots(target: "Figure | SubFigure", rows: int, columns: int, **options: A
 
 
 def group(tree: xr.DataTree, name: str) -> xr.Dataset:
-    """The variables of one group of a result.
+    """Return the variables of one group of a result.
 
     Raises
     ------
     OptionError
-        If the tree does not have it.
+        If the tree does not have the group.
     """
     if name not in tree.children:
         raise OptionError(
-            f"the tree has no group {name!r}, only {sorted(tree.children)}: "
-            "pass what sample() or open_run() returned"
+            f"the tree must have a group {name!r}, got {sorted(tree.children)}; pass what sample() "
+            "or open_run() returned"
         )
     return tree.children[name].to_dataset()
 
 
-def check_table(table: xr.Dataset, whole: bool, purpose: str, maker: str) -> None:
-    """Refuse a dataset that is not the ``whole`` of what ``maker`` returned.
+def check_table(table: xr.Dataset, is_complete: bool, purpose: str, verb: str) -> None:
+    """Refuse a dataset that a verb has not returned, or that lacks some of its variables.
 
     Raises
     ------
     OptionError
-        If it is not.
+        If ``is_complete`` is False.
     """
-    if not whole:
+    if not is_complete:
         raise OptionError(
-            f"{purpose} takes what {maker} returned, got a dataset with {sorted(map(str, table))}"
+            f"{purpose} takes the result of {verb}, got a dataset with {sorted(map(str, table))}"
         )
 
 
 def chain_colors(count: int) -> list[str]:
-    """Colors that keep chains apart, also for color-blind readers."""
+    """Return colors for chains that color-blind readers can distinguish, too."""
     palette = theme().chains
     return [palette[index % len(palette)] for index in range(count)]
 
 
 def bare(ax: "Axes", *, frame: bool = False) -> None:
-    """Take the ticks away, and the frame unless it is to stay."""
+    """Remove the ticks, and the frame unless ``frame`` is True."""
     ax.set_xticks([])
     ax.set_yticks([])
     ax.spines[:].set_visible(frame)
 
 
-def color_bar(figure: "Figure | SubFigure", image: Any, ax: Any, told: str, **options: Any) -> None:
-    """What the colors of a picture mean, on its right."""
+def color_bar(
+    figure: "Figure | SubFigure", image: Any, ax: Any, label: str, **options: Any
+) -> None:
+    """Add a color bar to the right of an image."""
     bar = figure.colorbar(image, ax=ax, **options)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL, length=2, colors=theme().ink)
-    bar.set_label(told, fontsize=SMALL)
+    bar.set_label(label, fontsize=SMALL)
 
 
 def legend(figure: "Figure | SubFigure", handles: Any = None, **options: Any) -> None:
-    """Say what lines and colors are, outside the axes: inside it would cover them."""
+    """Add a legend outside the axes, so that it covers no data."""
     figure.legend(handles=handles, **{"loc": "outside lower center"} | options)
 
 
-def note_line(ax: "Axes", level: float, told: str, color: str, **line: Any) -> None:
-    """A level that is worth a line, named at its right end."""
+def label_line(ax: "Axes", level: float, label: str, color: str, **line: Any) -> None:
+    """Draw a horizontal line with a label at its right end."""
     ax.axhline(level, color=color, **line)
     ax.annotate(
-        told,
+        label,
         (1.0, level),
         xycoords=("axes fraction", "data"),
         xytext=(0, 3),
@@ -211,33 +213,33 @@ def note_line(ax: "Axes", level: float, told: str, color: str, **line: Any) -> N
 
 
 def threshold_line(ax: "Axes", tree: xr.DataTree) -> None:
-    """The line above which a factorization is not good enough, if the model has one."""
+    """Draw the threshold of the objective, if the model has one."""
     constants = group(tree, "constant_data") if "constant_data" in tree.children else {}
     if "threshold" in constants and np.isfinite(constants["threshold"]):
-        note_line(ax, float(constants["threshold"]), "threshold", theme().warn, lw=1.0, ls="--")
+        label_line(ax, float(constants["threshold"]), "threshold", theme().warn, lw=1.0, ls="--")
         ax.margins(y=0.15)
 
 
 def component_titles(labels: Any, names: Sequence[str] | None) -> Sequence[str]:
-    """Titles of components: their names, or the labels they have.
+    """Return titles of components: names if there are any, else titles from their labels.
 
     Raises
     ------
     OptionError
-        If there is not one name for each.
+        If the numbers of names and of components differ.
     """
     titles = [component_title(label) for label in labels] if names is None else names
     if len(titles) != len(labels):
         raise OptionError(
-            f"names must be one for each of {len(labels)} components, got {len(titles)}"
+            f"names must have one name for each of {len(labels)} components, got {len(titles)}"
         )
     return titles
 
 
 def heaviest(mass: xr.DataArray, count: int) -> NDArray[np.int64]:
-    """Positions (over chains and draws) of the draws of largest mass, in descending order.
+    """Return positions (over chains and draws) of the draws with the largest mass, descending.
 
-    Of draws that all weigh the same, some at even distances.
+    If all masses are equal, the positions are evenly spaced.
     """
     values = mass.values.reshape(-1)
     count = min(count, values.size)
@@ -246,16 +248,16 @@ def heaviest(mass: xr.DataArray, count: int) -> NDArray[np.int64]:
     return np.asarray(np.argsort(-values, kind="stable")[:count], dtype=np.int64)
 
 
-def particle_names(of: xr.DataArray) -> list[str]:
-    """What every draw is called, chains one after the other; of masses, or of distances."""
-    chains, draws = (one.values.ravel() for one in xr.broadcast(of["chain"], of["draw"]))
+def particle_names(table: xr.DataArray) -> list[str]:
+    """Return the name of every draw of a table of masses or distances, chain after chain."""
+    chains, draws = (one.values.ravel() for one in xr.broadcast(table["chain"], table["draw"]))
     if np.unique(chains).size == 1:
         return [str(draw) for draw in draws]
     return [f"{chain}:{draw}" for chain, draw in zip(chains, draws, strict=True)]
 
 
 def short_label(label: Any, longest: int = 24) -> str:
-    """Write a label in few letters; of long text the beginning and the end, where names differ."""
+    """Return a label, or the start and the end, where names differ, of one that is too long."""
     text = " ".join(told_label(label).split()).replace("$", r"\$")
     if len(text) <= longest:
         return text
@@ -264,20 +266,22 @@ def short_label(label: Any, longest: int = 24) -> str:
 
 
 def save(figure: "Figure", path: str | PathLike[str] | None, overwrite: bool = False) -> "Figure":
-    """Write a figure, if there is a path; its suffix is the format.
+    """Write a figure to a file, unless ``path`` is None; its suffix selects the format.
 
     Raises
     ------
     OptionError
-        If the suffix names no format that matplotlib writes.
+        If matplotlib does not support the format.
     StoreError
-        If there is a file of this name already, and not ``overwrite``, or it cannot be written.
+        If the file exists and ``overwrite`` is False, or it cannot be written.
     """
     if path is None:
         return figure
-    known = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix.lstrip(".").lower() not in known:
-        raise OptionError(f"{path} has no suffix of a picture; take one of {', '.join(known)}")
+    formats = figure.canvas.get_supported_filetypes()
+    if Path(path).suffix.lstrip(".").lower() not in formats:
+        raise OptionError(
+            f"the name of an image file must end in .{', .'.join(formats)}, got {str(path)!r}"
+        )
     with (
         disk_errors("a picture", Path(path), "nothing else was changed", "try again"),
         publishing(path, overwrite) as draft,

@@ -1,4 +1,4 @@
-"""The components of a result: one by one, as lists, maps and curves, and how much each carries."""
+"""Figures of components: side by side, as lists, maps and curves, and their shares of the data."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import one_of, whole_number
 from daskfactor.errors import OptionError
+from daskfactor.plots.axis_kinds import FactorAxis, factor_axis
 from daskfactor.plots.canvas import (
     NORMAL,
     SMALL,
@@ -19,15 +20,14 @@ from daskfactor.plots.canvas import (
     theme,
 )
 from daskfactor.plots.panels import (
+    add_color_scale,
     height_over_width,
     name_axis,
     name_map,
     panel,
     picture,
-    scale_beside,
 )
 from daskfactor.plots.registry import figure
-from daskfactor.plots.sides import Side, side_of
 from daskfactor.plots.traces import trace_plot
 from daskfactor.results.components import (
     INTERVAL,
@@ -46,11 +46,12 @@ Shape = tuple[int, int] | None
 Show = Mapping[Any, str] | None
 Result = Trace | xr.Dataset
 
-_LISTED: Final = 5
-"""Entries of a component that are listed beside its other factor."""
-_LINES: Final = {"picture": 1.25, "map": 1.25, "names": 1.05}
-"""Height of a line of the figure, in inches; of others .9."""
+_LIST_LENGTH: Final = 5
+"""Number of entries in the lists of `components`."""
+_HEIGHTS: Final = {"picture": 1.25, "map": 1.25, "names": 1.05}
+"""Height of a row of the figure in inches, by kind of axis; 0.9 for other kinds."""
 _WIDTHS: Final = {"picture": 1.5, "map": 1.9}
+"""Width of a column of the figure in inches, by kind of axis; 3.4 for other kinds."""
 
 
 @figure("components")
@@ -63,40 +64,41 @@ def components(
     show: Show = None,
     figure: "Figure | SubFigure | None" = None,
 ) -> "Figure":
-    """The components that carry most of the data, each with its column of W and its row of H.
+    """Draw the largest components, each with its column of W and its row of H.
 
-    A dimension is shown as its labels suggest: dates as a course of time, numbers with a unit
-    as a curve, two coordinates of numbers (latitude and longitude) as a map, up to 30 names as
-    bars, more as a list of the largest. Columns of W are relative to their mean, rows of H are
-    what the component adds to a column of the data, in its unit. Bands and whiskers hold 90 %.
+    The labels of a dimension determine how it is drawn: dates as a time series, numbers with a unit
+    as a curve, two numeric coordinates (latitude and longitude) as a map, up to 30 names as bars,
+    more as a list of the largest entries. Columns of W are relative to their mean; rows of H are
+    the contribution of the component to a column of the data, in its unit. Bands and whiskers are
+    90 % intervals.
 
     Parameters
     ----------
     result : xarray.DataTree, xarray.Dataset, str or Path
-        What `sample`, `resume`, `open_run`, `align`, `stein_posterior` or `optimize` returned.
-        Draws are aligned, if they are not, and all chains taken together; of a run that kept
-        moments alone, one chain is shown.
+        Result of `sample`, `resume`, `open_run`, `align`, `stein_posterior` or `optimize`. Draws
+        are aligned, if they are not yet, and all chains combined. Of a run that has only moments,
+        one chain is drawn.
     image_shape : (int, int), optional
-        Height and width, if rows or columns of the data are the pixels of an image.
+        Height and width of an image whose pixels are the rows or columns of the data.
     count : int
-        How many components.
+        Number of components.
     chain : int, optional
-        Position of the only chain to show.
+        Position of a single chain to draw.
     show : mapping, optional
-        Of dimensions that are to be shown otherwise: ``"picture"``, ``"map"``, ``"time"``,
-        ``"curve"``, ``"bars"`` or ``"names"``.
+        Kinds of drawing by dimension, instead of the automatic choice: ``"picture"``, ``"map"``,
+        ``"time"``, ``"curve"``, ``"bars"`` or ``"names"``.
     figure : matplotlib Figure or SubFigure, optional
-        Drawn into, if given.
+        Figure to draw into; by default a new one.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Raises
     ------
     OptionError
-        If there are no factors, an argument does not fit, or matplotlib is missing.
+        If the result has no factors, an argument is invalid, or matplotlib is not installed.
 
     Examples
     --------
@@ -109,83 +111,84 @@ def components(
     >>> len(figure.axes)
     6
     """
-    found = components_of(result, chain)
-    sides = _sides(found, image_shape, show)
-    count = min(whole_number("count", count, 1), len(found.labels))
-    heights = [_LINES.get(side.kind, 0.9) for side in sides]
+    content = components_of(result, chain)
+    kinds = _factor_axes(content, image_shape, show)
+    count = min(whole_number("count", count, 1), len(content.labels))
+    heights = [_HEIGHTS.get(axis.kind, 0.9) for axis in kinds]
     target = new_figure(9.0, max(heights) * count + 0.9) if figure is None else figure
-    widths = [_WIDTHS.get(side.kind, 3.4) for side in sides]
+    widths = [_WIDTHS.get(axis.kind, 3.4) for axis in kinds]
     axes = subplots(target, count, 3, width_ratios=(1.0, *widths))
-    for k, told in enumerate(_told(found)[:count]):
+    for k in range(count):
         axes[k, 0].set_axis_off()
-        axes[k, 0].text(1.0, 0.5, told, ha="right", va="center")
-    for column, (factor, side) in enumerate(zip((found.W, found.H), sides, strict=True), 1):
-        _draw_column(target, axes[:, column], factor, side)
-        axes[0, column].set_title(f"{factor.name}: {_values(found, factor)}", fontsize=NORMAL)
+        axes[k, 0].text(1.0, 0.5, _caption(content, k), ha="right", va="center")
+    for column, (factor, axis) in enumerate(zip((content.W, content.H), kinds, strict=True), 1):
+        _draw_column(target, axes[:, column], factor, axis)
+        axes[0, column].set_title(f"{factor.name}: {_quantity(content, factor)}", fontsize=NORMAL)
     return target.get_figure(root=True)
 
 
-def _draw_column(target: Any, axes: NDArray[np.object_], factor: Factor, side: Side) -> None:
-    """One factor, components below each other, their axis named below the last."""
+def _draw_column(target: Any, axes: NDArray[np.object_], factor: Factor, axis: FactorAxis) -> None:
+    """Draw the components of one factor below each other, with labels below the last."""
     for k, ax in enumerate(axes):
-        image, last = panel(ax, factor, side, k, _LISTED), k == len(axes) - 1
+        image, last = panel(ax, factor, axis, k, _LIST_LENGTH), k == len(axes) - 1
         if image is not None:
-            scale_beside(target, ax, image)
-            name_map(ax, side, left=True, bottom=last, ticks=2)
+            add_color_scale(target, ax, image)
+            name_map(ax, axis, left=True, bottom=last, ticks=2)
         elif last:
-            name_axis(ax, side)
-        elif side.kind != "names":
+            name_axis(ax, axis)
+        elif axis.kind != "names":
             ax.sharex(axes[-1])
             ax.tick_params(labelbottom=False)
 
 
-def _sides(found: Components, image_shape: Shape, show: Show) -> tuple[Side, Side]:
-    sizes = [factor.mean.shape[1] for factor in (found.W, found.H)]
+def _factor_axes(
+    content: Components, image_shape: Shape, show: Show
+) -> tuple[FactorAxis, FactorAxis]:
+    """Return the axes of W and H for an image shape and kinds of drawing by dimension."""
+    sizes = [factor.mean.shape[1] for factor in (content.W, content.H)]
     if image_shape is not None and image_shape[0] * image_shape[1] not in sizes:
         raise OptionError(
-            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, the factor W "
-            f"has {sizes[0]} rows and H {sizes[1]} columns"
+            f"image_shape must have as many pixels as W has rows ({sizes[0]}) or H has columns "
+            f"({sizes[1]}), got {image_shape} with {image_shape[0] * image_shape[1]} pixels"
         )
-    wrong = set(show or {}) - {found.W.dim, found.H.dim}
+    wrong = set(show or {}) - {content.W.dim, content.H.dim}
     if wrong:
         raise OptionError(
-            f"show names {sorted(map(str, wrong))}; the dimensions are {found.W.dim!r} and "
-            f"{found.H.dim!r}"
+            f"show must have the keys {content.W.dim!r} or {content.H.dim!r}, got "
+            f"{sorted(map(str, wrong))}"
         )
-    # Of two sides with as many entries, rows are the pixels.
+    # If both dimensions have the same size, the rows are the pixels.
     other = None if image_shape is not None and sizes[0] == sizes[1] else image_shape
     if image_shape is not None and image_shape[0] * image_shape[1] != sizes[0]:
         other = image_shape
-    return side_of(found.W, image_shape, show), side_of(found.H, other, show)
+    return factor_axis(content.W, image_shape, show), factor_axis(content.H, other, show)
 
 
-def _told(found: Components) -> list[str]:
-    """What is written beside each component."""
-    told = []
-    for k, title in enumerate(found.titles):
-        lines = short_label(title, 20), f"{found.weight[k]:.1%} of the data", _rare(found, k)
-        told.append("\n".join(filter(None, lines)))
-    return told
+def _caption(content: Components, k: int) -> str:
+    """Return the text next to a component: name, share of the data, and of the draws if small."""
+    share = f"{content.weight[k]:.1%} of the data"
+    lines = short_label(content.titles[k], 20), share, _share_of_draws(content, k)
+    return "\n".join(filter(None, lines))
 
 
-def _short(found: Components, k: int) -> str:
-    """Name and share of a component in one line."""
-    shares = f"{found.weight[k]:.1%}", _rare(found, k)
-    return f"{short_label(found.titles[k], 20)}: {', '.join(filter(None, shares))}"
+def _short_caption(content: Components, k: int) -> str:
+    """Return the name and shares of a component in one line."""
+    shares = f"{content.weight[k]:.1%}", _share_of_draws(content, k)
+    return f"{short_label(content.titles[k], 20)}: {', '.join(filter(None, shares))}"
 
 
-def _rare(found: Components, k: int) -> str:
-    """In how many draws a component is, if not in about all of them."""
-    if found.present is None or found.present[k] >= SURE:
+def _share_of_draws(content: Components, k: int) -> str:
+    """Return the share of draws that contain a component, or ``""`` if these are almost all."""
+    if content.present is None or content.present[k] >= SURE:
         return ""
-    return f"in {found.present[k]:.0%} of draws"
+    return f"in {content.present[k]:.0%} of draws"
 
 
-def _values(found: Components, factor: Factor) -> str:
-    """What the values of a factor are."""
+def _quantity(content: Components, factor: Factor) -> str:
+    """Return the quantity that the values of a factor are."""
     if factor.name == "W":
         return "relative to its mean" if factor.nonnegative else "relative to its size"
-    return f"{found.quantity} added"
+    return f"{content.quantity} added"
 
 
 @figure("overview")
@@ -197,25 +200,25 @@ def overview(
     *,
     show: Show = None,
 ) -> "Figure":
-    """The log density of a run above the components that carry most of the data.
+    """Draw the log density of a run above its largest components.
 
     Parameters
     ----------
     result
         As for `components`.
     image_shape : (int, int), optional
-        Height and width, if rows or columns of the data are the pixels of an image.
+        Height and width of an image whose pixels are the rows or columns of the data.
     count : int
-        How many components.
+        Number of components.
     title : str, optional
-        Headline of the figure.
+        Title of the figure.
     show : mapping, optional
-        Of dimensions that are to be shown otherwise, as for `components`.
+        Kinds of drawing by dimension, as for `components`.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Examples
     --------
@@ -228,19 +231,19 @@ def overview(
     >>> len(figure.axes)
     8
     """
-    found = result if isinstance(result, xr.Dataset) else with_names(as_tree(result))
-    if isinstance(found, xr.Dataset):
-        whole = components(found, image_shape, count, show=show)
+    if isinstance(result, xr.Dataset):
+        target = components(result, image_shape, count, show=show)
     else:
-        lines = min(count, len(components_of(found).labels))
-        whole = new_figure(9.0, 3.0 + 1.1 * lines)
-        parts: Any = whole.subfigures(2, 1, height_ratios=(2.6, 1.1 * lines + 0.4))
+        tree = with_names(as_tree(result))
+        rows = min(count, len(components_of(tree).labels))
+        target = new_figure(9.0, 3.0 + 1.1 * rows)
+        parts: Any = target.subfigures(2, 1, height_ratios=(2.6, 1.1 * rows + 0.4))
         upper, lower = parts
-        trace_plot(found, figure=upper)
-        components(found, image_shape, count, show=show, figure=lower)
+        trace_plot(tree, figure=upper)
+        components(tree, image_shape, count, show=show, figure=lower)
     if title:
-        whole.suptitle(title)
-    return whole
+        target.suptitle(title)
+    return target
 
 
 @figure("top-entries")
@@ -252,25 +255,26 @@ def top_entries(
     *,
     figure: "Figure | SubFigure | None" = None,
 ) -> "Figure":
-    """The largest entries of each component with their names: words, genes, films, pixels.
+    """Draw the largest entries of each component with their names, such as words or genes.
 
     Parameters
     ----------
     result
         As for `components`.
     factor : "W" or "H", optional
-        Rows or columns of the data; by default the side that has names, or the longer one.
+        Factor of the rows (W) or columns (H) of the data; by default the one whose entries have
+        names, or the longer one.
     count : int
-        How many components, those that carry most of the data first.
+        Number of components, those with the largest share of the data first.
     entries : int
-        How many entries of each component.
+        Number of entries of each component.
     figure : matplotlib Figure or SubFigure, optional
-        Drawn into, if given.
+        Figure to draw into; by default a new one.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Examples
     --------
@@ -283,12 +287,11 @@ def top_entries(
     >>> len(figure.axes)
     2
     """
-    found = components_of(result)
-    factor = _checked(factor) or _named_side(found)
-    shown = found.factor(factor)
-    side = side_of(shown, show={shown.dim: "names"})
-    entries = min(whole_number("entries", entries, 1), shown.mean.shape[1])
-    return _grid(found, shown, side, count, (3.0, 0.19 * entries + 0.75), figure, entries)
+    content = components_of(result)
+    matrix = content.factor(_checked(factor) or _factor_with_names(content))
+    axis = factor_axis(matrix, show={matrix.dim: "names"})
+    entries = min(whole_number("entries", entries, 1), matrix.mean.shape[1])
+    return _grid(content, matrix, axis, count, (3.0, 0.19 * entries + 0.75), figure, entries)
 
 
 @figure("curves")
@@ -299,24 +302,24 @@ def curves(
     *,
     figure: "Figure | SubFigure | None" = None,
 ) -> "Figure":
-    """Each component over an ordered dimension, with its interval: spectra, courses of time.
+    """Draw each component over an ordered dimension, with intervals, such as spectra.
 
     Parameters
     ----------
     result
         As for `components`.
     factor : "W" or "H", optional
-        Rows or columns of the data; by default the side whose labels are dates, or
-        numbers with a unit.
+        Factor of the rows (W) or columns (H) of the data; by default the one whose labels are
+        dates, or numbers with a unit.
     count : int
-        How many components, those that carry most of the data first.
+        Number of components, those with the largest share of the data first.
     figure : matplotlib Figure or SubFigure, optional
-        Drawn into, if given.
+        Figure to draw into; by default a new one.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Examples
     --------
@@ -329,9 +332,9 @@ def curves(
     >>> len(figure.axes)
     2
     """
-    found = components_of(result)
-    shown, side = _fitting(found, _checked(factor), None, ("time", "curve"), "curves")
-    return _grid(found, shown, side, count, (3.0, 1.7), figure)
+    content = components_of(result)
+    matrix, axis = _suitable_factor(content, _checked(factor), None, ("time", "curve"), "curves")
+    return _grid(content, matrix, axis, count, (3.0, 1.7), figure)
 
 
 @figure("maps")
@@ -343,26 +346,26 @@ def maps(
     *,
     figure: "Figure | SubFigure | None" = None,
 ) -> "Figure":
-    """Each component as a map or picture, and below it its standard deviation.
+    """Draw each component as a map or image, with its standard deviation below.
 
     Parameters
     ----------
     result
         As for `components`.
     factor : "W" or "H", optional
-        Rows or columns of the data; by default the side with two coordinates of
-        numbers, or with as many entries as pixels.
+        Factor of the rows (W) or columns (H) of the data; by default the one with two numeric
+        coordinates, or with as many entries as pixels.
     image_shape : (int, int), optional
-        Height and width, if rows or columns of the data are the pixels of an image.
+        Height and width of an image whose pixels are the rows or columns of the data.
     count : int
-        How many components, those that carry most of the data first.
+        Number of components, those with the largest share of the data first.
     figure : matplotlib Figure or SubFigure, optional
-        Drawn into, if given.
+        Figure to draw into; by default a new one.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Examples
     --------
@@ -375,51 +378,46 @@ def maps(
     >>> len(figure.axes)
     4
     """
-    found = components_of(result)
-    shown, side = _fitting(found, _checked(factor), image_shape, ("map", "picture"), "maps")
-    tall = 1.8 * min(max(height_over_width(side), 0.4), 1.6) + 0.25
-    lines = 1 if shown.variance is None else 2
-    count = min(whole_number("count", count, 1), len(found.labels))
-    target, cells = _cells(count, 4, (2.4, tall * lines + 0.4), (0.4, 0.4), figure, lines)
+    content = components_of(result)
+    kinds = "map", "picture"
+    matrix, axis = _suitable_factor(content, _checked(factor), image_shape, kinds, "maps")
+    height = 1.8 * min(max(height_over_width(axis), 0.4), 1.6) + 0.25
+    rows = 1 if matrix.variance is None else 2
+    count = min(whole_number("count", count, 1), len(content.labels))
+    target, cells = _cells(count, 4, (2.4, height * rows + 0.4), (0.4, 0.4), figure, rows)
     for k, pair in enumerate(cells):
-        _map_pair(target, pair, found, shown, side, k)
-        for ax in pair:
+        panels = [(matrix.mean[k], matrix.nonnegative, _short_caption(content, k))]
+        if matrix.variance is not None:
+            panels.append((np.sqrt(matrix.variance[k]), True, "standard deviation"))
+        for ax, (values, nonnegative, title) in zip(pair, panels, strict=True):
+            image = picture(ax, values, axis, nonnegative)
+            add_color_scale(target, ax, image)
+            ax.set_title(title, fontsize=SMALL)
             last = k + 4 >= count and ax is pair[-1]
-            name_map(ax, side, left=k % 4 == 0, bottom=last)
-    target.suptitle(f"{shown.name}: {_values(found, shown)}, by {side.dim}")
+            name_map(ax, axis, left=k % 4 == 0, bottom=last)
+    target.suptitle(f"{matrix.name}: {_quantity(content, matrix)}, by {axis.dim}")
     return target.get_figure(root=True)
-
-
-def _map_pair(target: Any, pair: Any, found: Components, shown: Factor, side: Side, k: int) -> None:
-    """The mean of a component and, where it is known, its standard deviation."""
-    values = [(shown.mean[k], shown.nonnegative, _short(found, k))]
-    if shown.variance is not None:
-        values.append((np.sqrt(shown.variance[k]), True, "standard deviation"))
-    for ax, (one, nonnegative, told) in zip(pair, values, strict=True):
-        image = picture(ax, one, side, nonnegative)
-        scale_beside(target, ax, image)
-        ax.set_title(told, fontsize=SMALL)
 
 
 @figure("shares")
 def shares(
     result: Result, count: int = 50, *, figure: "Figure | SubFigure | None" = None
 ) -> "Figure":
-    """How much of the data each component carries, and in how many draws each is found.
+    """Draw the share of the data of each component, and the share of draws that contain it.
 
     Parameters
     ----------
     result
         As for `components`.
     count : int
-        How many components, those that carry most of the data first.
+        Number of components, those with the largest share of the data first.
     figure : matplotlib Figure or SubFigure, optional
-        Drawn into, if given.
+        Figure to draw into; by default a new one.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Examples
     --------
@@ -432,88 +430,91 @@ def shares(
     >>> len(figure.axes)
     2
     """
-    found, colors = components_of(result), theme()
-    count = min(whole_number("count", count, 1), len(found.labels))
-    known = found.present is not None
-    size = 7.0 if known else 4.5, 0.19 * count + 1.1
+    content, colors = components_of(result), theme()
+    count = min(whole_number("count", count, 1), len(content.labels))
+    aligned = content.present is not None
+    size = 7.0 if aligned else 4.5, 0.19 * count + 1.1
     target = new_figure(*size) if figure is None else figure
-    axes = subplots(target, 1, 2 if known else 1, sharey=True)[0]
+    axes = subplots(target, 1, 2 if aligned else 1, sharey=True)[0]
     at = np.arange(count)
-    axes[0].barh(at, 100 * found.weight[:count], height=0.72, color=colors.accent)
-    axes[0].set_xlabel("of the data (%)")
-    axes[0].set_title("what a component carries")
-    if found.present is not None and found.present_by_chain is not None:
-        each = 100 * found.present_by_chain[:, :count]
-        axes[1].barh(at, 100 * found.present[:count], height=0.72, color=colors.quiet)
-        if len(each) > 1:
-            for own, beside in zip(each, np.linspace(-0.24, 0.24, len(each)), strict=True):
+    axes[0].barh(at, 100 * content.weight[:count], height=0.72, color=colors.accent)
+    axes[0].set_xlabel("share of the data (%)")
+    axes[0].set_title("weight of each component")
+    if content.present is not None and content.present_by_chain is not None:
+        chains = 100 * content.present_by_chain[:, :count]
+        axes[1].barh(at, 100 * content.present[:count], height=0.72, color=colors.quiet)
+        if len(chains) > 1:
+            for percent, offset in zip(chains, np.linspace(-0.24, 0.24, len(chains)), strict=True):
                 axes[1].plot(
-                    own, at + beside, "o", ms=3.5, color=colors.accent, clip_on=False, zorder=4
+                    percent, at + offset, "o", ms=3.5, color=colors.accent, clip_on=False, zorder=4
                 )
         axes[1].set_xlim(0, 100)
-        axes[1].set_xlabel("of the draws (%)")
-        dots = "; a dot is a chain" if len(each) > 1 else ""
-        axes[1].set_title(f"where it is found{dots}")
-    axes[0].set_yticks(at, [short_label(title) for title in found.titles[:count]])
+        axes[1].set_xlabel("share of the draws (%)")
+        dots = "; dots: chains" if len(chains) > 1 else ""
+        axes[1].set_title(f"draws with the component{dots}")
+    axes[0].set_yticks(at, [short_label(title) for title in content.titles[:count]])
     axes[0].set_ylim(count - 0.4, -0.6)
     return target.get_figure(root=True)
 
 
 def _checked(factor: Any) -> Any:
+    """Return the name of a factor; refuse other values."""
     one_of("factor", factor, (None, "W", "H"))
     return factor
 
 
-def _named_side(found: Components) -> Literal["W", "H"]:
-    """The factor whose entries have names in words, or the longer one."""
+def _factor_with_names(content: Components) -> Literal["W", "H"]:
+    """Return the factor whose entries have text labels, or the longer one."""
 
     def rank(factor: Factor) -> tuple[bool, int]:
-        named = any(one.dtype.kind in "OUT" for one in factor.labels.coords.values())
-        return named, factor.mean.shape[1]
+        has_names = any(label.dtype.kind in "OUT" for label in factor.labels.coords.values())
+        return has_names, factor.mean.shape[1]
 
-    return "W" if rank(found.W) > rank(found.H) else "H"
+    return "W" if rank(content.W) > rank(content.H) else "H"
 
 
-def _fitting(
-    found: Components, factor: Any, image_shape: Shape, kinds: tuple[str, ...], what: str
-) -> tuple[Factor, Side]:
-    """The factor that can be shown as one of some kinds."""
-    both = [(one, side_of(one, image_shape)) for one in (found.W, found.H)]
-    for shown, side in both:
-        if factor in (None, shown.name) and side.kind in kinds:
-            return shown, side
-    if factor is not None and "curve" in kinds:  # whatever its labels are
-        shown = found.factor(factor)
-        return shown, side_of(shown, show={shown.dim: "curve"})
-    told = " and ".join(f"{shown.dim!r} is shown as {side.kind}" for shown, side in both)
-    needed = {
-        "curves": 'dates, or numbers with a unit, as labels; factor="W" or "H" draws it anyhow',
-        "maps": "two coordinates of numbers along a dimension, or image_shape=(height, width)",
+def _suitable_factor(
+    content: Components, name: Any, image_shape: Shape, kinds: tuple[str, ...], figure_name: str
+) -> tuple[Factor, FactorAxis]:
+    """Return the factor that can be drawn as one of some kinds, and its axis."""
+    both = [(factor, factor_axis(factor, image_shape)) for factor in (content.W, content.H)]
+    for factor, axis in both:
+        if name in (None, factor.name) and axis.kind in kinds:
+            return factor, axis
+    if name is not None and "curve" in kinds:  # for labels of any kind
+        factor = content.factor(name)
+        return factor, factor_axis(factor, show={factor.dim: "curve"})
+    actual = " and ".join(f"{factor.dim!r} is drawn as {axis.kind}" for factor, axis in both)
+    advice = {
+        "curves": "pass data with dates, or numbers with a unit, as labels; or pass "
+        'factor="W" or "H" to draw curves of any labels',
+        "maps": "pass data with two numeric coordinates along a dimension, or "
+        "image_shape=(height, width)",
     }
-    raise OptionError(f"there are no {what} to draw: {told}. They take {needed[what]}")
+    raise OptionError(f"there are no {figure_name} to draw: {actual}; {advice[figure_name]}")
 
 
 def _grid(
-    found: Components,
-    shown: Factor,
-    side: Side,
+    content: Components,
+    factor: Factor,
+    axis: FactorAxis,
     count: int,
     size: tuple[float, float],
     figure: Any,
-    names: int = _LISTED,
+    names: int = _LIST_LENGTH,
 ) -> "Figure":
-    """One factor, a panel for each component."""
-    count = min(whole_number("count", count, 1), len(found.labels))
+    """Draw one factor with a panel for each component."""
+    count = min(whole_number("count", count, 1), len(content.labels))
     target, cells = _cells(count, 3, size, (0.0, 0.5), figure)
     for k, (ax,) in enumerate(cells):
-        panel(ax, shown, side, k, names)
-        ax.set_title(_short(found, k), fontsize=NORMAL)
-        if side.kind != "names":
-            name_axis(ax, side)
+        panel(ax, factor, axis, k, names)
+        ax.set_title(_short_caption(content, k), fontsize=NORMAL)
+        if axis.kind != "names":
+            name_axis(ax, axis)
             if k + 3 < count:
                 ax.set_xlabel("")
-    spread = "no interval" if shown.variance is None else f"{INTERVAL:.0%} intervals"
-    target.suptitle(f"{shown.name}: {_values(found, shown)}, by {side.label}; {spread}")
+    spread = "no interval" if factor.variance is None else f"{INTERVAL:.0%} intervals"
+    target.suptitle(f"{factor.name}: {_quantity(content, factor)}, by {axis.label}; {spread}")
     return target.get_figure(root=True)
 
 
@@ -523,14 +524,14 @@ def _cells(
     size: tuple[float, float],
     margin: tuple[float, float],
     figure: Any,
-    lines: int = 1,
+    rows: int = 1,
 ) -> tuple["Figure | SubFigure", Any]:
-    """Return a figure and its cells of a few axes below each other, a cell for a component."""
+    """Return a figure and its cells, one per component, each with ``rows`` axes."""
     across = min(across, count)
     bands = ceil(count / across)
     target = figure or new_figure(size[0] * across + margin[0], size[1] * bands + margin[1])
-    axes = subplots(target, bands * lines, across)
-    cells = axes.reshape(bands, lines, across).swapaxes(1, 2).reshape(-1, lines)
+    axes = subplots(target, bands * rows, across)
+    cells = axes.reshape(bands, rows, across).swapaxes(1, 2).reshape(-1, rows)
     for ax in cells[count:].flat:
         ax.set_axis_off()
     return target, cells[:count]

@@ -1,12 +1,12 @@
-"""One component of one factor, drawn into an axes in the way its dimension is shown."""
+"""Panels of one component of one factor, for each kind of axis."""
 
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.plots.axis_kinds import FactorAxis
 from daskfactor.plots.canvas import SMALL, bare, color_bar, short_label, theme
-from daskfactor.plots.sides import Side
 from daskfactor.results.components import Factor
 
 if TYPE_CHECKING:
@@ -16,148 +16,159 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Interval = tuple[Array, Array] | None
 
-_MANY: Final = 400
-"""Points of a curve from which on its line is thin."""
+_THIN_FROM: Final = 400
+"""Number of points from which on the line of a curve is thin."""
 _YEARS: Final = ["", "%Y", "%Y", "%Y-%m-%d", "%Y-%m-%d", "%Y-%m-%d %H:%M"]
-"""What is written beside an axis of years, months, days, hours, minutes and seconds."""
+"""Formats of the text next to an axis of years, months, days, hours, minutes and seconds."""
 _ROOM: Final = 1.12
-"""Height of an axis over the largest value."""
+"""Ratio of the height of an axis to the largest value."""
 
 
-def panel(ax: "Axes", factor: Factor, side: Side, component: int, names: int = 5) -> Any:
-    """Draw one component as the kind of its side; returns the picture, if it is one.
+def panel(ax: "Axes", factor: Factor, axis: FactorAxis, component: int, names: int = 5) -> Any:
+    """Draw one component of a factor as the kind of its axis; return the image of an image or map.
 
     Parameters
     ----------
+    ax
+        Axes to draw into.
+    factor
+        Factor.
+    axis
+        Axis of the entries of the factor.
+    component
+        Position of the component.
     names
-        How many entries, where the largest are listed.
+        Number of entries in a list of the largest.
     """
-    match side.kind:
+    match axis.kind:
         case "picture" | "map":
-            return picture(ax, factor.mean[component], side, factor.nonnegative)
+            return picture(ax, factor.mean[component], axis, factor.nonnegative)
         case "names":
-            entries(ax, factor, side, component, names)
+            entries(ax, factor, axis, component, names)
         case "bars":
             bars(ax, factor, component)
         case _:
-            curve(ax, factor, side, component)
+            curve(ax, factor, axis, component)
     return None
 
 
-def curve(ax: "Axes", factor: Factor, side: Side, component: int) -> None:
-    """A line over numbers or dates, its interval a band."""
+def curve(ax: "Axes", factor: Factor, axis: FactorAxis, component: int) -> None:
+    """Draw a line over numbers or dates, with a band for its interval."""
     colors = theme()
-    at, order = side.at[side.order], side.order
-    mean, found = factor.mean[component], factor.interval(component)
-    if found is not None:
-        low, high = found
+    at, order = axis.at[axis.order], axis.order
+    mean, interval = factor.mean[component], factor.interval(component)
+    if interval is not None:
+        low, high = interval
         ax.fill_between(at, low[order], high[order], color=colors.accent, alpha=0.3, lw=0)
-    thin = 1.0 if at.size <= _MANY else 0.6
-    ax.plot(at, mean[order], color=colors.accent, lw=thin)
-    _from_zero(ax, factor, mean, found, zorder=0)
+    width = 1.0 if at.size <= _THIN_FROM else 0.6
+    ax.plot(at, mean[order], color=colors.accent, lw=width)
+    _from_zero(ax, factor, mean, interval, zorder=0)
     if at.size > 1:
         ax.set_xlim(at[0], at[-1])
 
 
 def bars(ax: "Axes", factor: Factor, component: int) -> None:
-    """A bar for each of a few entries, its interval a whisker."""
-    mean, found = factor.mean[component], factor.interval(component)
+    """Draw a bar for each of a few entries, with a whisker for its interval."""
+    mean, interval = factor.mean[component], factor.interval(component)
     at = np.arange(mean.size)
     ax.bar(at, mean, width=0.72, color=theme().accent)
-    if found is not None:
-        ax.vlines(at, *found, color=theme().ink, lw=1.0)
-    _from_zero(ax, factor, mean, found)
+    if interval is not None:
+        ax.vlines(at, *interval, color=theme().ink, lw=1.0)
+    _from_zero(ax, factor, mean, interval)
     ax.set_xlim(-0.6, mean.size - 0.4)
 
 
-def entries(ax: "Axes", factor: Factor, side: Side, component: int, count: int) -> None:
-    """The largest entries with their names, from the top down."""
+def entries(ax: "Axes", factor: Factor, axis: FactorAxis, component: int, count: int) -> None:
+    """Draw the largest entries with their names, from the top down."""
     best = factor.largest(component, count)
-    mean, found = factor.mean[component][best], factor.interval(component, best)
+    mean, interval = factor.mean[component][best], factor.interval(component, best)
     at = np.arange(best.size)
     ax.barh(at, mean, height=0.72, color=theme().accent)
-    if found is not None:
-        ax.hlines(at, *found, color=theme().ink, lw=1.0)
-    ax.set_yticks(at, [short_label(side.names[entry]) for entry in best])
+    if interval is not None:
+        ax.hlines(at, *interval, color=theme().ink, lw=1.0)
+    ax.set_yticks(at, [short_label(axis.names[entry]) for entry in best])
     ax.set_ylim(best.size - 0.4, -0.6)
-    _from_zero(ax, factor, mean, found, upright=False)
+    _from_zero(ax, factor, mean, interval, vertical=False)
     ax.tick_params(axis="y", length=0)
     ax.locator_params(axis="x", nbins=4)
 
 
 def _from_zero(
-    ax: "Axes", factor: Factor, mean: Array, found: Interval, upright: bool = True, **line: Any
+    ax: "Axes", factor: Factor, mean: Array, interval: Interval, vertical: bool = True, **line: Any
 ) -> None:
-    """Let the axis of values begin at zero, or mark where zero is."""
+    """Start the axis of values at zero, or draw a line at zero if values may be negative."""
     if not factor.nonnegative:
-        (ax.axhline if upright else ax.axvline)(0.0, color=theme().quiet, lw=0.6, **line)
+        (ax.axhline if vertical else ax.axvline)(0.0, color=theme().quiet, lw=0.6, **line)
         return
-    most = float(np.nanmax(mean if found is None else found[1], initial=0.0))
-    (ax.set_ylim if upright else ax.set_xlim)(0.0, _ROOM * most if most > 0 else 1.0)
+    top = float(np.nanmax(mean if interval is None else interval[1], initial=0.0))
+    (ax.set_ylim if vertical else ax.set_xlim)(0.0, _ROOM * top if top > 0 else 1.0)
 
 
 def picture(
-    ax: "Axes", values: Array, side: Side, nonnegative: bool, top: float | None = None
+    ax: "Axes", values: Array, axis: FactorAxis, nonnegative: bool, top: float | None = None
 ) -> "AxesImage":
-    """A picture or a map: of one sign from zero up, of both around zero."""
-    grid = side.grid
+    """Draw an image or a map; colors start at zero, or are symmetric if values may be negative."""
+    grid = axis.grid
     assert grid is not None
     if top is None:
         top = float(np.quantile(np.abs(values), 0.998)) or float(np.abs(values).max()) or 1.0
     options: dict[str, Any] = {"vmin": 0.0 if nonnegative else -top, "vmax": top}
-    gray = grid.sides is None
+    gray = grid.coordinates is None
     options["cmap"] = ("gray" if gray else "viridis") if nonnegative else "RdBu_r"
-    if grid.sides is None:
+    if grid.coordinates is None:
         image = ax.imshow(grid.picture(values), interpolation="nearest", **options)
     else:
-        rows, columns = grid.sides
+        rows, columns = grid.coordinates
         image = ax.pcolormesh(  # type: ignore[assignment]
             columns, rows, grid.picture(values), shading="nearest", rasterized=True, **options
         )
-        ratio = height_over_width(side) * float(np.ptp(columns)) / float(np.ptp(rows))
+        ratio = height_over_width(axis) * float(np.ptp(columns)) / float(np.ptp(rows))
         ax.set_aspect(ratio)
     bare(ax, frame=True)
     return image
 
 
-def scale_beside(figure: Any, ax: "Axes", image: Any) -> None:
-    """The colors of one picture on its right, as high as the picture."""
+def add_color_scale(figure: Any, ax: "Axes", image: Any) -> None:
+    """Add a color bar on the right of an image, as high as the image."""
     color_bar(figure, image, None, "", cax=ax.inset_axes((1.03, 0.0, 0.06, 1.0)))
 
 
-def height_over_width(side: Side) -> float:
-    """Of a picture as it is drawn, within reason."""
-    grid = side.grid
+def height_over_width(axis: FactorAxis) -> float:
+    """Return the aspect ratio of an image or map, or a default for an extreme one."""
+    grid = axis.grid
     assert grid is not None
-    height, width = grid.shape if grid.sides is None else map(np.ptp, grid.sides)
+    height, width = grid.shape if grid.coordinates is None else map(np.ptp, grid.coordinates)
     ratio = float(height) / float(width)
     return ratio if 0.25 <= ratio <= 4.0 else 0.75
 
 
-def name_axis(ax: "Axes", side: Side) -> None:
-    """Write below an axis what it is, and its labels or numbers."""
-    ax.set_xlabel(side.label)
-    if side.kind == "bars":
-        told = [short_label(name, 16) for name in side.names]
-        upright = max(map(len, told)) * len(told) > 36
-        ax.set_xticks(np.arange(len(told)), told, rotation=90 if upright else 0)
-    elif side.kind == "time":
+def name_axis(ax: "Axes", axis: FactorAxis) -> None:
+    """Set the label and the ticks of an axis of entries."""
+    ax.set_xlabel(axis.label)
+    if axis.kind == "bars":
+        names = [short_label(name, 16) for name in axis.names]
+        rotation = 90 if max(map(len, names)) * len(names) > 36 else 0
+        ax.set_xticks(np.arange(len(names)), names, rotation=rotation)
+    elif axis.kind == "time":
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
         locator: Any = AutoDateLocator(maxticks=7)  # type: ignore[no-untyped-call]
         ax.xaxis.set_major_locator(locator)
-        written: Any = ConciseDateFormatter(locator, offset_formats=_YEARS)  # type: ignore[no-untyped-call]
-        ax.xaxis.set_major_formatter(written)
+        formatter: Any = ConciseDateFormatter(locator, offset_formats=_YEARS)  # type: ignore[no-untyped-call]
+        ax.xaxis.set_major_formatter(formatter)
 
 
-def name_map(ax: "Axes", side: Side, *, left: bool, bottom: bool, ticks: int = 4) -> None:
-    """Write coordinates beside a map, at the outer ends of a figure."""
-    grid = side.grid
-    if grid is None or grid.sides is None:
+def name_map(ax: "Axes", axis: FactorAxis, *, left: bool, bottom: bool, ticks: int = 4) -> None:
+    """Label the coordinates of a map on its left and below it."""
+    grid = axis.grid
+    if grid is None or grid.coordinates is None:
         return
     from matplotlib.ticker import MaxNLocator
 
-    for axis, shown, name in ((ax.xaxis, bottom, grid.names[1]), (ax.yaxis, left, grid.names[0])):
-        if shown:
-            axis.set_major_locator(MaxNLocator(ticks))
-            axis.set_label_text(name, fontsize=SMALL)
+    for ruler, labelled, name in (
+        (ax.xaxis, bottom, grid.names[1]),
+        (ax.yaxis, left, grid.names[0]),
+    ):
+        if labelled:
+            ruler.set_major_locator(MaxNLocator(ticks))
+            ruler.set_label_text(name, fontsize=SMALL)

@@ -1,4 +1,4 @@
-"""Panels of pictures: what was there, left and came back; what several particles say."""
+"""Panels of images: restored images, and components of several particles."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -33,17 +33,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-MOST_COMPONENTS: Final = 10
-_PICTURE: Final = 1.15
-_STEPS: Final = (1.5, 0.55)
+DEFAULT_COMPONENTS: Final = 10
+"""Default number of components of `particle_panel`."""
+_IMAGE_WIDTH: Final = 1.15
+_PROFILE_SIZE: Final = (1.5, 0.55)
 _ERASED_COLOR: Final = "#e8b04a"
 
 
 def _stack(images: ArrayLike, name: str) -> FloatArray:
+    """Return images as an array (image, height, width); refuse other shapes."""
     stack = np.asarray(images, dtype=np.float64)
     if stack.ndim != 3 or 0 in stack.shape:
         raise OptionError(
-            f"{name} must be a stack of images (picture, height, width), got shape {stack.shape}"
+            f"{name} must be an array of images (image, height, width), got shape {stack.shape}"
         )
     return stack
 
@@ -58,26 +60,26 @@ def faces_panel(
     title: str | None = None,
     white: float | None = None,
 ) -> "Figure":
-    """Four rows of pictures: original, erased, restored, posterior standard deviation.
+    """Draw four rows of images: original, erased, restored, posterior standard deviation.
 
-    The first three rows share one gray scale; erased pixels are drawn in a color that no
-    gray can be mistaken for. The last row has its own perceptually uniform scale.
+    The first three rows share one gray scale; erased pixels are amber. The last row has its own
+    perceptually uniform scale.
 
     Parameters
     ----------
-    original, erased, restored, sd : array, (picture, height, width)
-        In the unit of the data; NaN marks an erased pixel.
+    original, erased, restored, sd : array, (image, height, width)
+        Values in the unit of the data; NaN marks an erased pixel.
     labels : sequence of str, optional
-        One per picture, written above it.
+        Titles of the images.
     title : str, optional
-        Headline of the figure.
+        Title of the figure.
     white : float, optional
-        The value shown as white; by default the largest of `original`.
+        Value that is drawn white; by default the largest of `original`.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Raises
     ------
@@ -103,18 +105,16 @@ def faces_panel(
     shape = rows["original"].shape
     for name, stack in rows.items():
         if stack.shape != shape:
-            raise OptionError(
-                f"the four stacks must agree: original has shape {shape}, {name} {stack.shape}"
-            )
+            raise OptionError(f"{name} must have the shape of original, {shape}, got {stack.shape}")
     count, height, width = shape
     figure = new_figure(
-        _PICTURE * count + 1.3, 4 * _PICTURE * height / width + (0.9 if title else 0.5)
+        _IMAGE_WIDTH * count + 1.3, 4 * _IMAGE_WIDTH * height / width + (0.9 if title else 0.5)
     )
     axes = subplots(figure, 4, count)
     figure.set_layout_engine("constrained", w_pad=0.015, h_pad=0.015, wspace=0.0, hspace=0.0)
     top = float(np.nanmax(rows["original"])) if white is None else white
-    known = rows["posterior sd"][np.isfinite(rows["posterior sd"])]
-    sd_top = float(np.quantile(known, 0.995)) if known.size else 0.0
+    finite = rows["posterior sd"][np.isfinite(rows["posterior sd"])]
+    sd_top = float(np.quantile(finite, 0.995)) if finite.size else 0.0
     gray = _row(axes[0], rows["original"], "gray", top)
     _row(axes[1], rows["erased"], "gray", top)
     _row(axes[2], rows["restored"], "gray", top)
@@ -123,18 +123,19 @@ def faces_panel(
         ax.set_ylabel(name)
     for ax, label in zip(axes[0], labels or [], strict=False):
         ax.set_title(label, fontsize=SMALL, loc="center", pad=3)
-    for image, span, told in ((gray, axes[:3], "value"), (spread, axes[3:], "sd")):
+    for image, span, label in ((gray, axes[:3], "value"), (spread, axes[3:], "sd")):
         options = {"pad": 0.01, "aspect": 12 * len(span)}
-        color_bar(figure, image, span.ravel().tolist(), told, **options)
+        color_bar(figure, image, span.ravel().tolist(), label, **options)
     if title:
         figure.suptitle(title)
     return figure
 
 
 def _row(axes: Sequence["Axes"], stack: FloatArray, cmap: str, top: float) -> "AxesImage":
+    """Draw a row of images on a scale from 0 to ``top``."""
     for ax, picture in zip(axes, stack, strict=True):
         bare(ax)
-        # NaN is not drawn, so the background shows through erased pixels.
+        # NaN is not drawn, so that erased pixels have the color of the background.
         ax.set_facecolor(_ERASED_COLOR)
         image = ax.imshow(picture, cmap=cmap, vmin=0.0, vmax=top, interpolation="nearest")
     return image
@@ -150,36 +151,36 @@ def particle_panel(
     *,
     factor: Literal["W", "H"] = "W",
 ) -> "Figure":
-    """The same components of several particles: a row for a particle, a column for a component.
+    """Draw the same components of several particles: a row per particle, a column per component.
 
-    Components are aligned and of one size (they add up to 1), and a column of the figure has
-    one scale, so that what differs in it differs between particles.
+    Components are aligned and scaled to sum 1. Each column of the figure has one color scale, so
+    that differences in a column are differences between particles.
 
     Parameters
     ----------
     tree : xarray.DataTree, str or Path
-        A posterior of particles, or another run with draws; aligned if it is not.
+        A posterior of particles, or another run with draws; aligned if it is not yet.
     image_shape : (int, int), optional
-        Height and width, if the rows of W (or the columns of H) are the pixels of an image;
-        else components are drawn as profiles.
+        Height and width of an image whose pixels are the rows of W (or the columns of H); by
+        default components are drawn as profiles.
     particles : int or sequence of int
-        How many, those of the largest mass first, or the positions of some.
+        Number of particles, those with the largest mass first, or their positions.
     components
-        Labels of the components; by default the ten that carry most of these particles.
+        Labels of the components; by default the ten with the largest shares of these particles.
     names : sequence of str, optional
         Titles of the components.
     factor : "W" or "H"
-        Whose components: by rows or by columns of the data.
+        Factor to draw: rows (W) or columns (H) of the data.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Raises
     ------
     OptionError
-        If an argument does not fit, there are no draws, or matplotlib is not installed.
+        If an argument is invalid, there are no draws, or matplotlib is not installed.
 
     References
     ----------
@@ -199,43 +200,43 @@ def particle_panel(
     one_of("factor", factor, ("W", "H"))
     aligned = aligned_run(tree, "a panel of particles")
     mass, law, draws = aligned.masses, aligned.law, aligned.posterior
-    rows = _chosen(particles, mass)
+    rows = _positions(particles, mass)
     pairs = [
         next(each_draw(draws.isel(chain=[chain], draw=[draw])))
         for chain, draw in zip(*np.divmod(rows, draws.sizes["draw"]), strict=True)
     ]
     chosen = component_positions(draws, components)
     if components is None:
-        carried = np.mean([intensity_shares(W, H, law.signed) for W, H in pairs], axis=0)
-        chosen = np.argsort(-carried, kind="stable")[:MOST_COMPONENTS].tolist()
+        shares = np.mean([intensity_shares(W, H, law.signed) for W, H in pairs], axis=0)
+        chosen = np.argsort(-shares, kind="stable")[:DEFAULT_COMPONENTS].tolist()
     values = np.array(
         [unit_size((W.T if factor == "W" else H)[chosen], law.signed) for W, H in pairs]
     )
     entries = values.shape[2]
     if image_shape is not None and image_shape[0] * image_shape[1] != entries:
         raise OptionError(
-            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, {factor} has "
-            f"{entries} entries for each component"
+            f"image_shape must have {entries} pixels, the number of entries of {factor} per "
+            f"component, got {image_shape} with {image_shape[0] * image_shape[1]} pixels"
         )
     labels = component_labels(draws)
     titles = component_titles([labels[k] for k in chosen], names)
-    called, masses = particle_names(mass), mass.values.reshape(-1)
-    told = [f"particle {called[at]}\nmass {masses[at]:.3f}" for at in rows]
-    return _panel(values, image_shape, titles, told)
+    particle_labels, masses = particle_names(mass), mass.values.reshape(-1)
+    row_titles = [f"particle {particle_labels[at]}\nmass {masses[at]:.3f}" for at in rows]
+    return _panel(values, image_shape, titles, row_titles)
 
 
-def _chosen(particles: int | Sequence[int], mass: xr.DataArray) -> NDArray[np.int64]:
-    """Positions of the particles to show, checked."""
+def _positions(particles: int | Sequence[int], mass: xr.DataArray) -> NDArray[np.int64]:
+    """Return the positions of the particles to draw; refuse invalid ones."""
     if isinstance(particles, int | np.integer):
         if particles < 1:
             raise OptionError(f"particles must be at least 1, got {particles}")
         return heaviest(mass, int(particles))
     at = np.asarray(particles)
-    positions = at.ndim == 1 and at.size > 0 and at.dtype.kind in "iu"
-    if not positions or at.min() < 0 or at.max() >= mass.size:
+    is_list = at.ndim == 1 and at.size > 0 and at.dtype.kind in "iu"
+    if not is_list or at.min() < 0 or at.max() >= mass.size:
         raise OptionError(
-            f"particles must be a number of them or positions from 0 to {mass.size - 1}, got "
-            f"{particles!r}"
+            f"particles must be a number of particles, or positions from 0 to {mass.size - 1}, "
+            f"got {particles!r}"
         )
     return at.astype(np.int64)
 
@@ -246,11 +247,11 @@ def _panel(
     titles: Sequence[str],
     row_titles: Sequence[str],
 ) -> "Figure":
-    """Cells of one size; values are (particle, component, entry)."""
+    """Draw cells of one size; values are (particle, component, entry)."""
     count, width = values.shape[:2]
-    cell, aspect = _STEPS
+    cell, aspect = _PROFILE_SIZE
     if image_shape is not None:
-        cell, aspect = _PICTURE, min(image_shape[0] / image_shape[1], 2.0)
+        cell, aspect = _IMAGE_WIDTH, min(image_shape[0] / image_shape[1], 2.0)
     figure = new_figure(cell * width + 1.2, cell * aspect * count + 0.5)
     axes = subplots(figure, count, width)
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0)
@@ -260,21 +261,22 @@ def _panel(
         top = float(np.quantile(sizes, 1.0 if image_shape is None else 0.995))
         top = top if top > 0 else max(float(sizes.max()), 1e-300)
         span = (-top if low < 0 else 0.0, top)
-        for ax, own in zip(axes[:, k], values[:, k], strict=True):
+        for ax, entries in zip(axes[:, k], values[:, k], strict=True):
             if image_shape is None:
-                _steps(ax, own, span)
+                _draw_profile(ax, entries, span)
             else:
                 cmap = "RdBu_r" if low < 0 else "gray"
-                picture = own.reshape(image_shape)
+                picture = entries.reshape(image_shape)
                 ax.imshow(picture, cmap=cmap, vmin=span[0], vmax=span[1], interpolation="nearest")
             bare(ax, frame=image_shape is not None)
         axes[0, k].set_title(title, fontsize=SMALL, loc="center", pad=3)
-    for ax, told in zip(axes[:, 0], row_titles, strict=True):
-        ax.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=SMALL)
+    for ax, title in zip(axes[:, 0], row_titles, strict=True):
+        ax.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=SMALL)
     return figure
 
 
-def _steps(ax: "Axes", values: FloatArray, span: tuple[float, float]) -> None:
+def _draw_profile(ax: "Axes", values: FloatArray, span: tuple[float, float]) -> None:
+    """Draw the entries of a component as steps."""
     at = np.arange(values.size)
     ax.fill_between(at, 0.0, values, color=theme().accent, lw=0, step="mid")
     ax.axhline(0.0, color=theme().ink, lw=0.5)

@@ -1,4 +1,4 @@
-"""Figures of a result by their names: the one list of them, which each joins where it is made."""
+"""Registry of the figures of a result by name; functions register where they are defined."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """A figure that takes a result first.
+    """A function that draws a figure of a result, its first argument.
 
     Attributes
     ----------
     draw
         The function.
     particles
-        Whether it tells something of particles alone.
+        True for figures of sets of particles only.
     """
 
     draw: Callable[..., "Figure"]
     particles: bool
 
     @property
-    def about(self) -> str:
-        """The first line of what is said of it."""
+    def title(self) -> str:
+        """First line of the docstring of the function."""
         return (self.draw.__doc__ or "").strip().split("\n")[0]
 
     @property
     def options(self) -> set[str]:
-        """Names of the arguments beside the result and a figure to draw into."""
+        """Names of the arguments, without the result and the figure to draw into."""
         return set(list(inspect.signature(self.draw).parameters)[1:]) - {"figure"}
 
 
@@ -46,51 +46,51 @@ FIGURES: dict[str, Kind] = {}
 def figure(
     name: str, *, particles: bool = False
 ) -> Callable[[Callable[P, "Figure"]], Callable[P, "Figure"]]:
-    """List a function among the figures of a result, under a name."""
+    """Return a decorator that registers a function under a name and applies the common style."""
 
-    def listed(function: Callable[P, "Figure"]) -> Callable[P, "Figure"]:
-        drawn = in_style(function)
-        FIGURES[name] = Kind(drawn, particles)
-        return drawn
+    def register(function: Callable[P, "Figure"]) -> Callable[P, "Figure"]:
+        styled = in_style(function)
+        FIGURES[name] = Kind(styled, particles)
+        return styled
 
-    return listed
+    return register
 
 
-def named(name: str) -> Kind:
-    """Find a figure by its name.
+def figure_by_name(name: str) -> Kind:
+    """Return a figure by its name.
 
     Raises
     ------
     OptionError
-        If there is none of this name.
+        If no figure has this name.
     """
     if name not in FIGURES:
-        raise OptionError(f"there is no figure {name!r}; figures are {', '.join(sorted(FIGURES))}")
+        raise OptionError(f"there is no figure {name!r}; use one of {', '.join(sorted(FIGURES))}")
     return FIGURES[name]
 
 
 def draw(result: Trace | xr.Dataset, name: str, **options: Any) -> "Figure":
-    """Draw a figure by its name; options are those of its function, and None is none.
+    """Draw a figure by its name.
 
     Parameters
     ----------
     result
-        What `sample`, `resume`, `open_run`, `align`, `stein_posterior` or `optimize` returned,
-        or the path of a store.
+        Result of `sample`, `resume`, `open_run`, `align`, `stein_posterior` or `optimize`, or the
+        path of a store.
     name
         One of `FIGURES`.
     **options
-        What the function of that figure takes.
+        Arguments of the function of that figure; None stands for the default.
 
     Returns
     -------
     matplotlib.figure.Figure
-        What was drawn; nothing is shown.
+        The figure; it is not displayed.
 
     Raises
     ------
     OptionError
-        If there is no such figure, or it cannot be drawn of this result.
+        If there is no such figure, or it cannot be drawn for this result.
 
     Examples
     --------
@@ -102,35 +102,34 @@ def draw(result: Trace | xr.Dataset, name: str, **options: Any) -> "Figure":
     >>> figure = dfac.plots.draw(trace, "shares")
     >>> figure.savefig("shares.png")  # doctest: +SKIP
     """
-    kind, given = named(name), {key: own for key, own in options.items() if own is not None}
-    if wrong := set(given) - kind.options:
+    kind = figure_by_name(name)
+    arguments = {key: value for key, value in options.items() if value is not None}
+    if wrong := set(arguments) - kind.options:
         raise OptionError(
-            f"the figure {name!r} takes no {' or '.join(sorted(wrong))}; it takes "
+            f"the figure {name!r} takes no {' or '.join(sorted(wrong))}; pass "
             f"{', '.join(sorted(kind.options)) or 'no options'}"
         )
-    return kind.draw(result if isinstance(result, xr.Dataset) else as_tree(result), **given)
+    return kind.draw(result if isinstance(result, xr.Dataset) else as_tree(result), **arguments)
 
 
 def draw_all(
     result: Trace | xr.Dataset, **options: Any
 ) -> Iterator[tuple[str, "Figure | OptionError"]]:
-    """Draw all figures that tell something of a result, each with the options that it takes.
-
-    In place of one that cannot be drawn comes the reason.
+    """Draw all figures that apply to a result, each with the options that it takes.
 
     Parameters
     ----------
     result
         As for `draw`.
     **options
-        Of any of the figures; each takes those that it knows.
+        Arguments of any of the figures; each figure ignores the others.
 
     Yields
     ------
     name : str
         One of `FIGURES`.
     figure : matplotlib.figure.Figure or OptionError
-        The figure, or why there is none.
+        The figure, or the reason why it cannot be drawn.
 
     Examples
     --------
@@ -148,7 +147,7 @@ def draw_all(
         if kind.particles and not particles:
             continue
         try:
-            own = {key: value for key, value in options.items() if key in kind.options}
-            yield name, draw(tree, name, **own)
+            arguments = {key: value for key, value in options.items() if key in kind.options}
+            yield name, draw(tree, name, **arguments)
         except OptionError as error:
             yield name, error

@@ -1,1 +1,1 @@
-"""A page about a run, for people who were not there."""
+"""HTML reports about runs."""

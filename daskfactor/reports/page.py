@@ -1,4 +1,4 @@
-"""One page about a run: everything in one file, for people who were not there."""
+"""Report about a run: one HTML file."""
 
 from dataclasses import dataclass
 from html import escape
@@ -13,7 +13,7 @@ import daskfactor
 from daskfactor.data.holdout import HeldOut
 from daskfactor.errors import OptionError
 from daskfactor.publish import check_free, publishing
-from daskfactor.reports import parts
+from daskfactor.reports import sections
 from daskfactor.results.components import components_of, with_names
 from daskfactor.results.coverage import held_out_coverage
 from daskfactor.results.files import disk_errors
@@ -21,27 +21,27 @@ from daskfactor.results.finalize import facts
 from daskfactor.results.identifiability import component_swaps
 from daskfactor.results.trace import Run, Trace, as_tree, reads_here
 
-PARTS: Final = {
+SECTIONS: Final = {
     "verdict": "Verdict",
-    "care": "What to be careful about",
+    "care": "Cautions",
     "data": "Data",
     "model": "Model and settings",
     "components": "Components",
-    "identifiability": "Are components told apart?",
+    "identifiability": "Identifiability of components",
     "convergence": "Convergence",
     "held-out": "Held-out values",
-    "rank": "How many components",
+    "rank": "Number of components",
 }
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page about a run.
+    """Report about a run.
 
     Attributes
     ----------
     html
-        The whole page; it asks no server for anything and runs no script.
+        Complete HTML page, which loads nothing from the network and runs no script.
     """
 
     html: str
@@ -54,12 +54,11 @@ class Report:
         OptionError
             If the name does not end in ``.html`` or ``.htm``.
         StoreError
-            If there is a file of this name already, and not ``overwrite``, or it cannot be
-            written.
+            If the file exists and ``overwrite`` is False, or it cannot be written.
         """
         target = Path(fspath(path))
         if target.suffix.lower() not in (".html", ".htm"):
-            raise OptionError(f"a report is a page: its name ends in .html, got {str(target)!r}")
+            raise OptionError(f"the name of a report must end in .html, got {str(target)!r}")
         with (
             disk_errors("a report", target, "nothing else was changed", "try again"),
             publishing(target, overwrite) as draft,
@@ -85,43 +84,42 @@ def report(
     title: str | None = None,
     overwrite: bool = False,
 ) -> Report:
-    """Make a page about a run that can be handed to a colleague.
+    """Make a report about a run as one HTML page, for colleagues.
 
-    It tells of data, model and settings, whether predictions, components and log density may be
-    relied on and what to do about it, shows the components with their intervals, which of them
-    swap places, how often intervals held values that were left out, and how many components
-    the evidence is for. One file of HTML, without scripts, that asks no server for anything.
+    The report covers data, model and settings; whether predictions, components and log density are
+    reliable, and how to improve them; the components with their intervals, and components that
+    swap; the coverage of intervals for held-out values; and the evidence for numbers of components.
+    The page has no scripts and loads nothing from the network.
 
     Parameters
     ----------
     trace : xarray.DataTree, str or Path
-        What `sample`, `resume`, `stein_posterior`, `open_run` or `align` returned, or the path
-        of a store.
+        Result of `sample`, `resume`, `stein_posterior`, `open_run` or `align`, or the path of a
+        store.
     path
-        Where to write the page.
+        HTML file to write.
     held_out : HeldOut or (cells, values), optional
-        What `hold_out` returned, or positions (rows, columns) and the values there.
+        Result of `hold_out`, or positions (rows, columns) and the values at these.
     evidence : xarray.Dataset or Evidence, optional
-        What `select_rank` or `log_evidence` returned.
+        Result of `select_rank` or `log_evidence`.
     image_shape : (int, int), optional
-        Height and width, if rows or columns of the data are the pixels of an image.
+        Height and width of an image whose pixels are the rows or columns of the data.
     title : str, optional
-        Headline of the page.
+        Title of the page.
     overwrite
-        Whether to replace a page that is there already.
+        Whether to replace an existing file.
 
     Returns
     -------
     Report
-        Its ``html``, and ``save``; a notebook shows it.
+        The report, with ``html`` and ``save``; a notebook displays it.
 
     Raises
     ------
     OptionError
-        If the run has no draws yet, an argument is not what it has to be, or matplotlib is
-        missing.
+        If the run has no draws yet, an argument is invalid, or matplotlib is not installed.
     StoreError
-        If the page is there already.
+        If the file exists.
 
     Examples
     --------
@@ -136,52 +134,53 @@ def report(
     """
     if path is not None:
         check_free(path, overwrite)
-    whole = as_tree(trace)
-    tree = with_names(whole)
+    unaligned = as_tree(trace)
+    tree = with_names(unaligned)
     name = title or ("A run" if isinstance(trace, xr.DataTree) else Path(fspath(trace)).name)
-    (about, summary), found = facts(whole, name, tree), components_of(tree)
+    (about, summary), content = facts(unaligned, name, tree), components_of(tree)
     swaps = component_swaps(tree) if Run(tree).has_draws else None
-    coverage = None if held_out is None else held_out_coverage(tree, *_checked(held_out))
-    content = {
+    coverage = None if held_out is None else held_out_coverage(tree, *_cells_and_values(held_out))
+    variables = {
         "title": name,
         "subtitle": f"Bayesian matrix factorization with daskfactor, {about['created_at']}",
-        "lights": parts.lights(summary),
+        "lights": sections.lights(summary),
         "sound": all(one.status in ("green", "none") for one in summary.lights.values()),
-        "cautions": parts.cautions(summary, about, found, swaps, coverage),
-        "data": parts.data(about, found),
-        "settings": parts.settings(about),
-        "size": "mean" if found.W.nonnegative else "size (root mean square)",
-        "spread": parts.spread(found),
-        "pictures": parts.pictures(tree, found, image_shape),
-        "components": parts.components(found),
-        "swaps": None if swaps is None else parts.swaps(found, swaps),
-        "no_swaps": "The run kept means and variances alone; which components swap places can be "
-        'told from draws: run again with keep="draws".',
-        "convergence": parts.convergence(summary),
-        "traces": parts.traces(tree),
-        "calibration": None if coverage is None else parts.calibration(coverage, found),
-        "evidence": None if evidence is None else parts.evidence(evidence),
+        "cautions": sections.cautions(summary, about, content, swaps, coverage),
+        "data": sections.data(about, content),
+        "settings": sections.settings(about),
+        "size": "mean" if content.W.nonnegative else "size (root mean square)",
+        "spread": sections.spread(content),
+        "pictures": sections.pictures(tree, content, image_shape),
+        "components": sections.components(content),
+        "swaps": None if swaps is None else sections.swaps(content, swaps),
+        "no_swaps": "The run has only means and variances. Finding components that swap needs "
+        'draws: run again with keep="draws".',
+        "convergence": sections.convergence(summary),
+        "traces": sections.traces(tree),
+        "calibration": None if coverage is None else sections.calibration(coverage, content),
+        "evidence": None if evidence is None else sections.evidence(evidence),
         "footer": f"Made by daskfactor {daskfactor.__version__} from a run of version "
-        f"{about['daskfactor']}. This page asks no server for anything.",
+        f"{about['daskfactor']}. This page loads nothing from the network.",
     }
-    left_out = {"held-out"} if coverage is None else set()
-    left_out |= {"rank"} if evidence is None else set()
-    shown = [part for part in PARTS.items() if part[0] not in left_out]
-    page = Report(_template().render(content, parts=shown))
+    omitted = {"held-out"} if coverage is None else set()
+    omitted |= {"rank"} if evidence is None else set()
+    titles = [(key, text) for key, text in SECTIONS.items() if key not in omitted]
+    page = Report(_template().render(variables, sections=titles))
     if path is not None:
         page.save(path, overwrite)
     return page
 
 
 def _template() -> Any:
+    """Return the template of the page."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(files(__package__).joinpath("page.html").read_text("utf-8"))
 
 
-def _checked(held_out: Any) -> tuple[Any, Any]:
-    """Positions of rows and columns, and values."""
+def _cells_and_values(held_out: Any) -> tuple[Any, Any]:
+    """Return positions of rows and columns, and values, of held-out cells."""
     if isinstance(held_out, HeldOut):
         return held_out.cells, held_out.values
     if isinstance(held_out, tuple) and len(held_out) == 2:
@@ -189,6 +188,6 @@ def _checked(held_out: Any) -> tuple[Any, Any]:
         if isinstance(cells, tuple | list) and len(cells) == 2:
             return (cells[0], cells[1]), values
     raise OptionError(
-        "held_out must be what hold_out() returned, or ((rows, columns), values), got "
+        "held_out must be a result of hold_out(), or ((rows, columns), values), got "
         f"{type(held_out).__name__}"
     )

@@ -388,13 +388,13 @@ def positions(
     if masked is not None and masked.dtype == bool and np.array_equal(own, names[masked]):
         return np.where(masked, np.cumsum(masked) - 1, -1)
     found, sides = match_labels(names, own), (f"{axis}_names of the AnnData", "the result")
-    if len(found.unwanted) == count:
+    if len(found.unmatched) == count:
         raise DataError(
             f"none of the {count} names that the result has for {axis} ({own[0]!r}, ...) is among "
             f"{axis}_names of the AnnData ({names[0] if names.size else 'none'!r}, ...); pass the "
             "AnnData that was sampled, with observations as rows"
         )
-    for what, twice in zip(sides, found.twice, strict=True):
+    for what, twice in zip(sides, found.repeated, strict=True):
         if twice is not None:
             raise DataError(
                 f"{what} has the name {twice!r} more than once, and in another order than the "

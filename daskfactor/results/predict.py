@@ -80,10 +80,11 @@ def predict(
         whole numbers are labels; for positions cut the trace, ``trace.isel(user=[0, 1])``. Two
         `xarray.DataArray` that share their one dimension name single cells.
     interval
-        Probability inside ``lower`` and ``upper``, half of the rest on each side.
+        Probability of the interval from ``lower`` to ``upper``, which has equal tails.
     of : {"observation", "mean"}, optional
-        What standard deviation and interval are of: a new ``"observation"`` of the cell, noise
-        included, or its ``"mean"``; left out, the first where the model has one. A `SILFNMF` has
+        Quantity that the standard deviation and the interval describe: a new ``"observation"``
+        of the cell, with noise, or its ``"mean"``; by default the observation, if the model
+        defines one. A `SILFNMF` has
         none, and neither have cells whose uncertainties are not known.
     uncertainty
         Standard deviation of a new observation of each of these cells, for a run that had

@@ -80,20 +80,20 @@ def recommend(
         slice or a mask; positions where there are no labels. ``rows`` may also be new
         rows' factors, from :func:`transform`.
     n
-        How many columns for each row.
+        Number of columns per row.
     exclude
-        Cells that are not recommended: data in any form, such as those the run was made from, or
-        ``"seen"`` for the run's own, where it keeps them or their place. What they store, or
+        Cells not to recommend: data in any form, or ``"seen"`` for the data of the run itself,
+        if it stores them or their location. What they store, or
         observe if they are dense, is left out, matched by label where both have labels, else by
         position; labels that the run does not know do not matter. A table of three columns has
         a line for each cell.
     by : {"mean", "lower", "upper"}
-        What cells are ranked by; ``"lower"`` prefers what is sure, ``"upper"`` what may be good.
+        Statistic to rank by; ``"lower"`` prefers safe columns, ``"upper"`` promising ones.
     interval
-        Probability inside ``lower`` and ``upper``.
+        Probability of the interval from ``lower`` to ``upper``.
     memory_limit
-        Bytes, or a text such as ``"1 GiB"``, of draws that are held in memory, 512 MiB by
-        default; the others wait in a scratch file. Blocks at work take about as much again.
+        Memory for draws, in bytes or as a text such as ``"1 GiB"``, 512 MiB by default; draws
+        beyond it are read from a scratch file. Blocks at work take about as much again.
     progressbar
         Whether to show progress on standard error.
 

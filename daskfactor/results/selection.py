@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import first_places
+from daskfactor.checks import first_positions
 from daskfactor.data.known import is_usable
 from daskfactor.errors import OptionError
 from daskfactor.results.stacks import stacks_of
@@ -153,7 +153,7 @@ def _of_tuples(at: xr.DataArray, key: Any, what: str) -> Any:
     levels, one = at.attrs["levels"], isinstance(key, tuple)
     index = pd.MultiIndex.from_arrays([at[name].values for name in levels])
     wanted = [key] if one else list(key)
-    place = first_places(index.tolist())
+    place = first_positions(index.tolist())
     unknown = next((own for own in wanted if own not in place), None)
     if unknown is not None:
         raise OptionError(

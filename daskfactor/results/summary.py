@@ -137,7 +137,7 @@ class Summary(Judged):  # type: ignore[no-untyped-call]
             (title, markup.light(light.status), markup.Markup(markup.paragraphs(_sentences(light))))
             for (name, title), light in zip(LIGHTS.items(), self.lights.values(), strict=True)
         ]
-        numbers = markup.folded("numbers", markup.verbatim(table))
+        numbers = markup.collapsible("numbers", markup.verbatim(table))
         notes = markup.paragraphs(self.notes)
         return markup.titled("Summary", markup.table(rows), notes, numbers)
 

@@ -99,10 +99,10 @@ def stein_posterior(
         starts. :class:`SimplexHMC`, :class:`SVGD` and :class:`SteinDescent` are there to be
         compared with.
     particles
-        Number of particles, M.
+        Number M of particles.
     pilot
-        Runs from random starts, whose worst objective sets a threshold that is ``"auto"``; the
-        paper takes 50.
+        Number of pilot runs from random starts; the worst of their objectives is the threshold
+        if that is ``"auto"`` (the paper uses 50).
     kernel, tangent
         As for :func:`stein_discrepancy`.
     align

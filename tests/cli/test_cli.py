@@ -85,7 +85,7 @@ def test_a_parameter_that_a_verb_gains_is_an_option_with_its_help(monkeypatch):
         "    folds\n        Repeats of ``share``, at least 2. Not shown.\n    random_seed\n",
     )
     monkeypatch.setattr(verb_options, "source_of", lambda verb: source)
-    table = verb_options.Shows("hold_out", "folds", "random_seed")
+    table = verb_options.VerbOptions("hold_out", "folds", "random_seed")
     app = typer.Typer()
     called = Mock(return_value=({}, "done"))
 
@@ -167,7 +167,7 @@ def test_ctrl_c_says_how_to_go_on(matrix, sampled, monkeypatch, tmp_path):
     sampled.side_effect = KeyboardInterrupt()
     fails(130, "before anything was written", *of_fit(matrix))
     (tmp_path / "run.zarr").mkdir()
-    fails(130, "go on with: daskfactor resume run.zarr", *of_fit(matrix))
+    fails(130, "to continue, run: daskfactor resume run.zarr", *of_fit(matrix))
 
 
 def test_usage_errors_are_2_and_bad_values_3(matrix, tmp_path):
@@ -245,7 +245,7 @@ def test_plot_writes_pictures_of_each_figure_by_its_name(store, tmp_path):
     succeed("plot", store, "--figure", "shares", "-o", picture)
     assert picture.read_text().startswith("<?xml")
     assert "top-entries" in succeed("plot", store, "--list")
-    match = "no figure 'pie'; figures are components, curves"
+    match = "no figure 'pie'; use one of components, curves"
     fails(3, match, "plot", store, "--figure", "pie", "-o", picture)
     made = answer("plot", store, "--figure", "all", "-k", 2, "-o", picture)
     assert str(tmp_path / "run-top-entries.svg") in made["pictures"]
@@ -382,7 +382,7 @@ def test_a_table_of_ranks_goes_into_a_report(asked, matrix, tmp_path, monkeypatc
     told = ["report", "run.zarr", "-o", page, "--evidence"]
     succeed(*told, table)
     assert "The evidence is largest for 2 components" in page.read_text()
-    fails(3, "is no table of select-rank", *told, matrix)
+    fails(3, "must be an .nc file that select-rank wrote", *told, matrix)
 
 
 def test_the_best_rank_as_json_and_bad_ranks(asked, matrix):

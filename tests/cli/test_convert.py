@@ -22,9 +22,9 @@ def test_a_table_becomes_a_store(table, tmp_path):
     assert result.exit_code == 0, result.output
     for fact in (
         "2 x 2, other cells observed zeros",
-        "3 of 4 read, 1 of them for a cell once more",
-        "entries a second",
-        "bytes an entry",
+        "3 of 4 read, 1 repeated",
+        "entries per second",
+        "bytes per entry",
     ):
         assert fact in plain(result.stdout)
     assert "keys" in result.stderr
@@ -71,7 +71,7 @@ def test_errors_are_one_sentence_and_a_store_that_is_there_stays(table, tmp_path
     command = ["convert", table, tmp_path / "s.zarr", "--unstored", "zero", "-q"]
     for arguments, message in (
         (["--values", "rating"], "no column 'rating' for values; did you mean"),
-        (["--count", "--values", "stars"], "--count and --values exclude each other"),
+        (["--count", "--values", "stars"], "--count cannot be combined with --values"),
         (["--blocks", "9"], "blocks must be a whole number from 1 to 2"),
     ):
         told = fails(3, message, *command, *arguments)

@@ -63,7 +63,7 @@ def test_the_number_of_components_may_be_left_to_the_run(table):
     assert 1 <= low <= middle <= high <= ROWS
     assert f"the data support {middle} (5 to 95 %" in plain(succeed("info", "run.zarr"))
     for text in ("0", "many", "2.5"):
-        fails(2, "is neither a whole number", "fit", table, "--store", "x.zarr", "-k", text)
+        fails(2, "must be a whole number", "fit", table, "--store", "x.zarr", "-k", text)
 
 
 def test_a_run_begins_where_another_ended(table):
@@ -93,7 +93,7 @@ def test_long_tables_are_fitted_and_asked_for_by_label(tmp_path, monkeypatch):
     match = "say which: pass --rows a, --columns b, --values c (or --table)"
     fails(3, match, "fit", "w.csv", *options, "w.zarr")
     assert answer("fit", "w.csv", *options, "w.zarr", "--matrix")["data"]["shape"] == [2, 3]
-    match = "--count and --values exclude each other"
+    match = "--count cannot be combined with --values"
     fails(3, match, "fit", "w.csv", *options, "x.zarr", "--count", "--values", "c")
 
 

@@ -68,7 +68,7 @@ def test_labels_beside_positions():
 
 def test_unknown_labels_are_refused():
     for text, labels, message in (
-        ("bop", ["al", "bob"], "no label 'bop' among the 2 of 'user'; did you mean 'bob'"),
+        ("bop", ["al", "bob"], "no label 'bop' among the 2 labels of 'user'; did you mean 'bob'"),
         ("x7", [7, 8], "no label 'x7' among"),
         ("7", None, "--by-label needs labels"),
     ):
@@ -224,7 +224,7 @@ def test_draws_of_new_rows_go_to_a_file(folder):
     assert told["sizes"] == {"chain": 1, "draw": 3, "row": 2, "component": 2}
     with xr.open_dataset(folder / "W.nc") as found:
         assert found["W"].dims == ("chain", "draw", "row", "component")
-    fails(3, "--output is a .nc or .zarr file", *command)
+    fails(3, "--output must be a .nc or .zarr file", *command)
 
 
 @pytest.mark.full

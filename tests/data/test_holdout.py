@@ -250,7 +250,7 @@ def test_a_mask_with_names_holds_out_its_own_cells(kind, dims):
         assert set(pairs(held.cells)) == {(3, 0), (1, 4)}
         np.testing.assert_array_equal(held.values, V[held.cells])
     if not nameless and dims == ("a", "b"):
-        match, other = "dimensions a, c, and V has a, b", mask.rename(b="c")
+        match, other = "dimensions a, c, but V has a, b", mask.rename(b="c")
         refused(OptionError, match, hold_out, made[kind], cells=other)
     long = named.rename(dict(zip(dims, "ab", strict=True)))[:, :3]
     for own in (long == 6, (long == 6).T):  # of a matrix that is not square

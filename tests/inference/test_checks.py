@@ -216,7 +216,7 @@ def test_the_plot_has_two_axes_for_each_quantity_of_which_something_can_be_said(
     assert len(figure.axes) == 2 * known
     assert figure.axes[0].get_title(loc="left").startswith(str(found["quantity"].values[0]))
     assert (tmp_path / "ranks.png").stat().st_size > 1000
-    refused(OptionError, "takes what calibrate returned", plots.calibration_plot, found[["ess"]])
+    refused(OptionError, "takes the result of calibrate", plots.calibration_plot, found[["ess"]])
     found = calibrate(draws=10)  # too few to say anything
     assert found["p"].isnull().all()
     assert found.verdict.startswith("Nothing can be said of")

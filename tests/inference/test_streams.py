@@ -20,7 +20,7 @@ from daskfactor.inference.program import factor_word
 from daskfactor.inference.sghmc import ACROSS
 from daskfactor.kernels.subsample import FIRST_STREAM, block_address
 from daskfactor.kernels.variates import CELL, ENTRY, STREAM, start_cell, start_entry
-from daskfactor.random import MOST_FACTORS, Stream, noise_key
+from daskfactor.random import MAX_FACTORS, Stream, noise_key
 from tests.inference.record_streams import runs
 from tests.inner import called
 from tests.tiers import FULL, tiered
@@ -34,7 +34,7 @@ QUICK = [name for name in runs() if not name.startswith(("4 axes", "5 axes"))]
 def noise_words():
     """Return the words of the noise of all factors, for every purpose that there is or may be."""
     assert set(PURPOSES) <= {0, 2, 4, 6}
-    return [factor_word(n) + stream for n in range(MOST_FACTORS) for stream in (0, 2, 4, 6)]
+    return [factor_word(n) + stream for n in range(MAX_FACTORS) for stream in (0, 2, 4, 6)]
 
 
 def test_normal_numbers_of_factors_have_addresses_of_their_own():

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import DataWarning, OptionError
+from daskfactor.plots.axis_kinds import factor_axis
 from daskfactor.plots.canvas import save, short_label
-from daskfactor.plots.sides import side_of
 from daskfactor.results.components import components_of
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
 from tests.refusals import refused
@@ -55,7 +55,7 @@ def point(rows, labels=None, smooth=False):
 
 def kinds(tree, **options):
     found = components_of(tree)
-    return side_of(found.W, **options).kind, side_of(found.H, **options).kind
+    return factor_axis(found.W, **options).kind, factor_axis(found.H, **options).kind
 
 
 def test_labels_say_how_a_dimension_is_shown():
@@ -90,26 +90,26 @@ def test_a_kind_can_be_asked_for():
     assert kinds(fake_run(), image_shape=(7, 1)) == ("bars", "picture")
     for show, match in (
         ({"gene": "pie"}, "one of picture, map, time"),
-        ({"gene": "map"}, "gene is no picture"),
-        ({"genes": "names"}, r"show names \['genes'\]; the dimensions are 'gene'"),
+        ({"gene": "map"}, "gene cannot be drawn as map"),
+        ({"genes": "names"}, r"show must have the keys 'gene' or .*, got \['genes'\]"),
     ):
         refused(OptionError, match, plots.components, point(20), show=show)
-    match = "20 pixels, the factor W has 12 rows and H 7 columns"
+    match = r"as W has rows \(12\) or H has columns \(7\), got .* with 20 pixels"
     refused(OptionError, match, plots.components, fake_run(), (4, 5))
 
 
 def test_a_map_has_north_at_the_top_and_its_names_beside_it():
     tree = labelled(MAP, ["row"])
     found = components_of(tree)
-    grid, values = side_of(found.W).grid, found.W.mean[0]
+    grid, values = factor_axis(found.W).grid, found.W.mean[0]
     assert grid.names == ("lat [degrees_north]", "lon [degrees_east]")
     at = np.argwhere(grid.picture(values) == values[0])[0]
-    assert (grid.sides[0][at[0]], grid.sides[1][at[1]]) == (50.5, 10.5)
+    assert (grid.coordinates[0][at[0]], grid.coordinates[1][at[1]]) == (50.5, 10.5)
     axes = plots.maps(tree).axes
     assert set(grid.names) <= {ax.get_ylabel() for ax in axes} | {ax.get_xlabel() for ax in axes}
     assert axes[0].get_ylim()[0] < axes[0].get_ylim()[1]
     some = labelled(MAP, ["row"]).isel(row=[0, 1, 3, 4, 5, 8, 11])  # others stay empty
-    assert np.isnan(side_of(components_of(some).W).grid.picture(np.ones(7))).sum() == 5
+    assert np.isnan(factor_axis(components_of(some).W).grid.picture(np.ones(7))).sum() == 5
 
 
 def test_stacked_dimensions_are_maps():
@@ -121,7 +121,7 @@ def test_stacked_dimensions_are_maps():
     with pytest.warns(DataWarning, match="1 of 12 places"):
         trace = dfac.sample(V, dfac.TweedieNMF(2), **options)
     H = components_of(trace).H
-    side = side_of(H)
+    side = factor_axis(H)
     assert (side.kind, side.names[0]) == ("map", "lat 60, lon 1")
     assert np.argwhere(np.isnan(side.grid.picture(H.mean[0]))).tolist() == [[1, 2]]
     assert len([ax for ax in plots.maps(trace).axes if ax.collections]) == 4
@@ -218,10 +218,10 @@ def test_figures_have_names_and_those_that_fit_come_with_a_reason_for_others():
     assert {"overview", "components", "top-entries", "maps", "trace"} <= set(plots.FIGURES)
     for kind in plots.FIGURES.values():  # all take a result first
         first = next(iter(inspect.signature(kind.draw).parameters.values()))
-        assert (first.default, kind.about[-1]) == (inspect.Parameter.empty, ".")
-    match = "no figure 'heatmap'; figures are components, curves"
+        assert (first.default, kind.title[-1]) == (inspect.Parameter.empty, ".")
+    match = "no figure 'heatmap'; use one of components, curves"
     refused(OptionError, match, plots.draw, fake_run(), "heatmap")
-    match = "'trace' takes no count; it takes no options"
+    match = "'trace' takes no count; pass no options"
     refused(OptionError, match, plots.draw, fake_run(), "trace", count=3)
 
 

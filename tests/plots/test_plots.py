@@ -46,11 +46,17 @@ def without(tree, *names):
 
 def test_what_figures_refuse():
     for call, match in (
-        (lambda a: plots.faces_panel(a, a, a[:2], a), r"restored \(2, 4, 5\)"),
-        (lambda a: plots.faces_panel(a[0], a, a, a), "stack of images"),
-        (lambda _: plots.trace_plot(BARE), "no group 'sample_stats'"),
+        (
+            lambda a: plots.faces_panel(a, a, a[:2], a),
+            r"restored must have the shape .* got \(2, 4, 5\)",
+        ),
+        (lambda a: plots.faces_panel(a[0], a, a, a), "array of images"),
+        (lambda _: plots.trace_plot(BARE), "must have a group 'sample_stats'"),
         (lambda _: plots.overview(BARE.isel(draw=slice(0))), "no draws yet"),
-        (lambda _: save(plots.trace_plot(fake_run()), "run.doc"), "no suffix of a picture"),
+        (
+            lambda _: save(plots.trace_plot(fake_run()), "run.doc"),
+            "name of an image file must end in",
+        ),
         (lambda _: plots.plot_ranks(xr.Dataset()), "select_rank"),
     ):
         refused(OptionError, match, call, pictures())
@@ -129,7 +135,7 @@ def test_particles_without_weights_are_shown_alike(tmp_path):
     left, right = plots.trace_plot(tree).axes
     (places, areas), _ = dots(left)
     assert (len(places), len(set(areas.tolist()))) == (4, 1)
-    assert "not known before" in right.texts[0].get_text()
+    assert "not available until" in right.texts[0].get_text()
     assert len(plots.overview(tree).axes) == 2 + 3 * 3
 
 
@@ -195,7 +201,7 @@ def table(scored=True):
 def test_two_panels_or_one_and_a_file(tmp_path):
     figure = plots.plot_ranks(table(), tmp_path / "ranks.png")
     assert (tmp_path / "ranks.png").stat().st_size > 1000
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["evidence", "cells left out"]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["evidence", "held-out cells"]
     assert len(plots.plot_ranks(table(scored=False)).axes) == 1
 
 
@@ -407,15 +413,18 @@ def test_long_labels_are_cut_and_a_negative_entry_says_so():
 
 def test_what_figures_of_particles_refuse():
     for call, message in (
-        (lambda p: particle_panel(p, image_shape=(5, 5)), "25 pixels, W has 12 entries"),
+        (
+            lambda p: particle_panel(p, image_shape=(5, 5)),
+            "must have 12 pixels, .* got .* 25 pixels",
+        ),
         (lambda p: particle_panel(p, factor="V"), 'factor must be "W" or "H"'),
         (lambda p: particle_panel(p, particles=0), "particles must be at least 1"),
         (lambda p: particle_panel(p, particles=[0, 9]), "positions from 0 to 4"),
         (lambda p: particle_panel(p, components=[7]), "no component"),
-        (lambda p: particle_panel(p, names=["a"]), "one for each of 3 components, got 1"),
-        (lambda _: top_entries_plot(xr.Dataset()), "what top_entries returned"),
-        (lambda _: scores_plot(xr.Dataset()), "what downstream returned"),
-        (lambda _: scores_plot(scores()[1].isel(draw=[0, 1])), "is not among those"),
+        (lambda p: particle_panel(p, names=["a"]), "one name for each of 3 components, got 1"),
+        (lambda _: top_entries_plot(xr.Dataset()), "the result of top_entries"),
+        (lambda _: scores_plot(xr.Dataset()), "the result of downstream"),
+        (lambda _: scores_plot(scores()[1].isel(draw=[0, 1])), "must contain the best particle"),
         (lambda p: top_entries_plot(top_entries(p), components=[9]), "no component "),
         (lambda p: top_entries_plot(top_entries(p), names=["one"]), "for each of 3 components"),
     ):

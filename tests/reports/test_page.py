@@ -143,7 +143,7 @@ def test_labels_are_text_whatever_they_look_like():
     ("tree", "told"),
     [
         (fake_run(keep="moments"), 'run again with keep="draws"'),
-        (fake_run(chains=1), "found in"),
+        (fake_run(chains=1), "of the draws"),
         (particle_tree(), "particles carry weight"),
     ],
     ids=["moments", "chain", "particles"],
@@ -155,13 +155,13 @@ def test_every_kind_of_run_has_a_page_that_is_written_as_a_page(tree, told, tmp_
     assert told in text
     assert "Held-out values" not in text
     assert path.read_text(encoding="utf-8") == made.html
-    refused(OptionError, r"ends in \.html, got .*run\.pdf", made.save, tmp_path / "run.pdf")
+    refused(OptionError, r"must end in \.html, got .*run\.pdf", made.save, tmp_path / "run.pdf")
     assert "MB" in repr(made)
 
 
 def test_what_a_report_refuses():
     for options, told in (
-        ({"held_out": 3}, "what hold_out"),
+        ({"held_out": 3}, "a result of hold_out"),
         ({"held_out": (([0], [1, 2]), [3.0])}, "1 rows, 2 columns and 1 values"),
         ({"evidence": 3}, "select_rank"),
     ):

@@ -282,7 +282,7 @@ def test_mistakes_are_told_in_a_sentence():
         (DataError, "negative", plain, CELLS, -VALUES),
         (DataError, r"shape of the run's data, \(7, 5\)", plain, CELLS, np.ones((3, 3))),
         (OptionError, "between 0 and 6, got 0 to 7", plain, ([0, 7], [0, 0]), [1.0, 1.0]),
-        (OptionError, "must be equally many, got 2 and 1", plain, ([0, 1], [0]), [1.0]),
+        (OptionError, "must have equal lengths, got 2 and 1", plain, ([0, 1], [0]), [1.0]),
         (OptionError, "cells are a pair", plain, np.arange(4), VALUES),
         (OptionError, "no cells at all", plain, ([], []), []),
         (OptionError, "there is no 'nobody'", plain, (["nobody"], labels()[1][:1]), [1.0]),
@@ -367,7 +367,7 @@ def test_masks_and_values_are_matched_by_their_labels():
         lambda: dfac.hold_out(V, cells=other),
         lambda: dfac.sample(V, model, monitor=other, **options),
     ):
-        refused(OptionError, "labels of item are not those of V", ask)
+        refused(OptionError, "labels of item differ from those of V", ask)
     for items, match in (("bcde", "no value at 1 of 2 cells"), ("bbca", "not unique")):
         named = V.assign_coords(item=list(items))
         refused(DataError, match, density, trace, named, cells=cells)

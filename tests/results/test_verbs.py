@@ -343,7 +343,7 @@ VERBS = {
     "view": every(SINGLE, *MATRIX) | VIEWS,
     "open_run": every("open_run takes the path of a run store", *ALL)
     | every(is_any, *STORES, "CP, a store"),
-    "resume": every("resume takes the path of the store", *ALL)
+    "resume": every("must be the path of a store", *ALL)
     | every(is_any, *STORES)
     | {"CP, a store": AGAIN},
     "plots: shares": every(is_any, *ALL),

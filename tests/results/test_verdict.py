@@ -528,9 +528,9 @@ def test_a_report_of_an_unsound_run_does_not_say_that_nothing_needs_care():
     about["n_observed"] = 108
     tree.attrs |= {"data": json.dumps(about), "created_at": "", "random_seed": 0, "tune": 0}
     for page in (dfac.report(own).html for own in ((tree, dfac.align(tree)) if FULL else (tree,))):
-        assert "Do not rely on it" in page
-        assert "beyond the usual" not in page
-        assert "beyond what the verdict above says" in page
+        assert "Not reliable" in page
+        assert "<p>None.</p>" not in page
+        assert "except those in the verdict above" in page
 
 
 def test_the_density_is_drawn_as_it_is_judged():

@@ -1,4 +1,4 @@
-"""A figure that a notebook shows where it is the value of a cell, once, whatever else is loaded."""
+"""Figure that a notebook displays as the value of a cell, without a backend of pyplot."""
 
 import re
 import warnings
@@ -11,29 +11,29 @@ from daskfactor.checks import warn
 from daskfactor.errors import DataWarning
 
 
-class Shown(Figure):
-    """A figure with a picture of its own, for which no backend of pyplot has to be set up."""
+class NotebookFigure(Figure):
+    """Figure with its own PNG representation, which needs no backend of pyplot."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Write the picture; of characters that the font lacks one sentence tells."""
-        with warnings.catch_warnings(record=True) as found:
+        """Write the figure to a file; issue one warning for all characters that the font lacks."""
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
             super().savefig(fname, **options)
-        lacking = {}
-        for one in found:
+        missing = {}
+        for one in messages:
             glyph = re.match(
                 r"Glyph (\d+) .*missing from (?:current font|font\(s\) )(.*)\.", str(one.message)
             )
             if glyph is None:
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
             else:
-                lacking[chr(int(glyph[1]))] = glyph[2]
-        if lacking:
-            least = min(lacking)
-            font = lacking[least] or "in use"
+                missing[chr(int(glyph[1]))] = glyph[2]
+        if missing:
+            example = min(missing)
+            font = missing[example] or "in use"
             warn(
-                f"labels have characters that the font {font} lacks, such as {least!r}: boxes "
-                "stand for them; name a font that has them in matplotlib's rcParams['font.family']",
+                f"the font {font} lacks characters of labels, such as {example!r}, and draws "
+                "boxes; set matplotlib's rcParams['font.family'] to a font that has them",
                 DataWarning,
             )
 
