@@ -96,17 +96,6 @@ class BatchPlan:
         return move_schedule(edges)
 
     @cached_property
-    def key(self) -> Words:
-        """Two words that key the uniforms of all batches."""
-        return make_key(self.seed)
-
-    @cached_property
-    def token_cells(self) -> Small:
-        """The tokens' cells, in the order of the cells."""
-        values = self.placement.values
-        return np.repeat(np.arange(len(values), dtype=np.int32), values)
-
-    @cached_property
     def network(self) -> tuple[Network, dict[int, int]]:
         """The network of the placement, and rows that follow, see `complete_network`."""
         return complete_network(self.placement, self.moves > 0)
@@ -187,7 +176,7 @@ def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
         edges=edges,
         batch=batch,
         tag=PURPOSES * plan.round,
-        key=plan.key,
+        key=make_key(plan.seed),
         scheme=NEVER if plan.resampling is None else SCHEMES[plan.resampling],
         least=plan.least * size,
         moved=plan.moved,
@@ -215,13 +204,14 @@ def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
 
 def _draw_orders(plan: BatchPlan, batch: int) -> Small:
     """Draw the cells of the tokens, (1, T), or (P, T) if particles have separate orders."""
-    tokens = plan.token_cells
+    values = plan.placement.values
+    tokens = np.repeat(np.arange(len(values), dtype=np.int32), values)
     if not plan.separate_orders:
         rng = generator(plan.seed, batch, Stream.SCHEDULE, plan.round)
         return np.asarray(rng.permutation(tokens)[None])
     orders = np.tile(tokens, (plan.particles, 1))
     uniforms = np.empty(len(tokens) + len(tokens) % 2)
-    shuffle_orders(orders, batch, PURPOSES * plan.round, plan.key, uniforms)
+    shuffle_orders(orders, batch, PURPOSES * plan.round, make_key(plan.seed), uniforms)
     return orders
 
 

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -223,8 +223,8 @@ class SequentialMonteCarlo(AllocationMethod):
                 f"{self.particles * self.islands}, got {self.max_particles}"
             )
 
-    def prepared(self, problem: EvidenceProblem) -> CompiledModel:
-        """Compile the model with its counts, or with those that are kept of them."""
+    def _compile(self, problem: EvidenceProblem) -> CompiledModel:
+        """Compile the model with its counts, or with thinned ones."""
         counts = problem.data
         if self.thin is None or self.thin == 1.0:
             return compile_model(problem.model, counts)
@@ -242,10 +242,6 @@ class SequentialMonteCarlo(AllocationMethod):
         """Return advice that makes the error smaller."""
         del discretization
         return f"raise max_particles above {self.max_particles}, or thin the counts"
-
-    def _brief(self) -> Self:
-        few: dict[str, Any] = {"particles": 2, "islands": 2, "max_particles": 4, "target": 1e9}
-        return replace(self, **few, thin=None, keep="means")
 
     def run(self, compiled: CompiledModel, seed: int, map_function: Map) -> SMCResult:
         """Estimate log p(X).
@@ -331,7 +327,9 @@ class SequentialMonteCarlo(AllocationMethod):
         text += f"; raise max_particles beyond {self.max_particles}, or thin the counts"
         warn(text, SamplingWarning)
 
-    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
+        compiled = self._compile(problem)
+
         def run_all(function: Any, items: Sequence[int]) -> list[Batch]:
             message = f"{len(items)} batches of {function.args[0].particles} particles"
             problem.on_event(RunEvent("draw", 0, len(items), message=message))

@@ -115,7 +115,7 @@ def test_other_posteriors_take_draws_and_pairs(trace):
 
 def test_many_draws_are_thinned_with_a_notice(trace):
     _, tree = trace
-    with pytest.warns(SamplingWarning, match="of the 24 draws one in 3 is looked at"):
+    with pytest.warns(SamplingWarning, match="of the 24 draws one in 3 is used"):
         found = of_counts(tree, most=10)
     assert found.sizes["particle"] == 8
     assert_array_equal(found["draw"], np.tile(tree["posterior"]["draw"], 2)[::3])
