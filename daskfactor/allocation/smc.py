@@ -183,8 +183,8 @@ class SequentialMonteCarlo(AllocationMethod):
     >>> model = dfac.AllocationModel.nmf(2)
     >>> X = dfac.simulate(model, (3, 4), total=9, random_seed=0).counts
     >>> run = {"random_seed": 0, "progressbar": False}
-    >>> found = dfac.log_evidence(X, model, dfac.SequentialMonteCarlo(target=0.3), **run)
-    >>> found.value < 0, found.total_error < 1
+    >>> evidence = dfac.log_evidence(X, model, dfac.SequentialMonteCarlo(target=0.3), **run)
+    >>> evidence.value < 0, evidence.total_error < 1
     (True, True)
     """
 
@@ -400,7 +400,7 @@ def estimated_seconds(plan: BatchPlan, particles: int) -> float:
     placement = plan.placement
     states, registers = placement.network.states, int(placement.network.place.shape[1])
     each = 10 + 0.6 * states + 3 * registers
-    if placement.state_alphas is None:
+    if placement.network.value.size == 0:
         each = 20 + 1.5 * states * registers
     again = plan.moves * float(plan.edges[1:] @ plan.moved) / placement.tokens
     return 1e-9 * each * placement.tokens * particles * (1.0 + 1.4 * again)
@@ -452,7 +452,7 @@ def _warn_if_slow(plan: BatchPlan, count: int) -> None:
             f"{plan.placement.tokens} tokens times {particles} particles "
             f"take about {seconds / 3600:.1f} hours on one core, and more if particles have to be "
             f"added; {more}thin={share:.2g} would keep that share of the tokens and take an hour "
-            "at most, but its evidence is that of the kept tokens alone",
+            "at most, but its evidence is that of these tokens alone",
             SamplingWarning,
         )
 

@@ -178,6 +178,7 @@ def select_rank(
             cells = _leave_out(V, share, seed, {**reading, "unstored": data.unstored})
         search = RankSearch(data, settled, method, seed, running, on_event)
         fits = search.run(numbers, cells, everywhere)
+        on_event(RunEvent("ranks", search.total, search.total))
     return _table(numbers, fits, method)
 
 
@@ -234,8 +235,6 @@ class RankSearch:
                 best.standard_error, evidence.standard_error
             ):
                 break
-        self.done = self.total
-        self._report("")
         return list(fits.values())
 
     def _add_evidence(self, rank: int, fit: RankFit) -> RankFit:
@@ -251,17 +250,12 @@ class RankSearch:
 
     def _timed(self, message: str, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
         """Call a function; return its result and seconds, and report progress."""
-        self._report(message)
-        start = time.perf_counter()
-        result = function(*args)
-        seconds = time.perf_counter() - start
-        self.done += 1
-        self._report(message)
-        return result, seconds
-
-    def _report(self, message: str) -> None:
         done = min(self.done, self.total)
         self.on_event(RunEvent("ranks", done, self.total, message=message))
+        start = time.perf_counter()
+        result = function(*args)
+        self.done += 1
+        return result, time.perf_counter() - start
 
 
 def _checked_share(held_out: Any, model: Any) -> float:

@@ -45,8 +45,8 @@ def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
     """Return the kernel, or the model's default; refuse models and kernels before data are read."""
     if not getattr(model, "has_scores", False):
         raise OptionError(
-            "a Stein discrepancy is known from the posterior of a SILFNMF(n_components=...) and "
-            f"of a TweedieNMF(n_components=...), got {model!r}"
+            "model must be a SILFNMF(n_components=...) or a TweedieNMF(n_components=...), got "
+            f"{model!r}, which has no scores for a Stein discrepancy"
         )
     model.check_settled("a Stein discrepancy")
     if tangent and not model.simplex:
@@ -460,15 +460,15 @@ def stein_discrepancy(
         The data, as for :func:`sample`.
     model
         The posterior: a :class:`SILFNMF` with a threshold, or a :class:`TweedieNMF`. Settings
-        that are ``"auto"`` are those of the run if a run is given; else a `TweedieNMF` has
+        that are ``"auto"`` are those of the run if particles are a run; else a `TweedieNMF` has
         them chosen as for :func:`log_evidence`. Under a `SILFNMF` columns of W are first
         divided by their sums and rows of H multiplied with them, which leaves WH as it is.
     weights
-        Probability masses (M,) whose discrepancy is wanted; left out, all are equal.
+        Probability masses (M,) of the particles; left out, all are equal.
     tangent
         Take the score in W along the simplex only (`SILFNMF`): its column means are
-        subtracted, and a column of W counts for I - 1 dimensions. The default, as far as
-        the paper tells its own, is the score in all of space.
+        subtracted, and a column of W counts for I - 1 dimensions. The default, as in
+        the paper, is the score in all of space.
     kernel
         Left out: ``IMQ()``, the paper's, for a `SILFNMF`, and median distances for a
         `TweedieNMF`.

@@ -177,7 +177,7 @@ def test_pairs_that_do_not_go_together(model, method, said):
     ("error", "match", "options"),
     [
         (OptionError, "no missing cells", {"unstored": "missing"}),
-        (OptionError, "an evidence is known of", {"model": dfac.AllocationModel}),
+        (OptionError, "model must be a TweedieNMF", {"model": dfac.AllocationModel}),
         (OptionError, "method must be", {"method": dfac.SequentialMonteCarlo}),
         (DataError, "whole numbers", {"X": TOY + 0.5}),
         (DataError, "VariationalBayes", {"method": dfac.Enumeration(limit=10)}),

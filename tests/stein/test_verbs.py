@@ -161,7 +161,7 @@ W, H = ABOVE.particles(3)
 def test_what_is_refused():
     usual = {"particles": (W, H), "V": ABOVE.V, "model": ABOVE.model} | QUIET
     for settings, message in (
-        ({"model": dfac.GaussianMF(2)}, "is known from the posterior of"),
+        ({"model": dfac.GaussianMF(2)}, "model must be a SILFNMF"),
         ({"model": dfac.TweedieNMF(2, beta=2.0), "tangent": True}, "leave it out"),
         ({"model": dfac.SILFNMF(3, threshold=1.0)}, "have 2 components, the model 3"),
         ({"kernel": 1.0}, "kernel must be"),
