@@ -21,7 +21,7 @@ from daskfactor.errors import DaskfactorError
 from daskfactor.executors import ThreadsExecutor
 from daskfactor.inference import singular
 from daskfactor.machine import single_threaded_blas
-from daskfactor.stein.ensemble import by_coordinates, whole_matrix
+from daskfactor.stein.ensemble import assemble_matrix, by_coordinates
 from tests.inference.rainfall import rainfall
 
 STEP = 2
@@ -40,7 +40,7 @@ def times_to_goal(V: Array, rank: int, starts: int, most: int) -> dict[str, tupl
     singular.learn_transfer(3, starts)
     found: dict[str, tuple[float, float]] = {}
     with dfac.as_blocks(V, dtype="float32") as data, single_threaded_blas():
-        X = whole_matrix(data)
+        X = assemble_matrix(data)
         size = float(X.ravel().astype(np.float64) @ X.ravel())
 
         def descend(make: Callable[[int], Any], number: int, goal: float) -> tuple[float, float]:

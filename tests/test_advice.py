@@ -248,7 +248,7 @@ WARNINGS = {
         lambda _: ranked(temperatures=12, draws=50, tune=50),
     ),
     "chains that do not move": (
-        "raise tune and draws, or take another sampler",
+        "raise tune and draws, or pass another sampler",
         lambda: evidence(POISSON, LADDER(draws=50, tune=0, sampler=dfac.BlockHMC(step=1e-6))),
         lambda _: evidence(POISSON, LADDER(draws=50, tune=50, sampler=dfac.BlockHMC())),
     ),
@@ -258,7 +258,7 @@ WARNINGS = {
         lambda _: evidence(POISSON, LADDER(draws=500, tune=50)),
     ),
     "a biased evidence": (
-        "(), or no sampler, has none",
+        "(), or leave sampler out",
         lambda: evidence(POISSON, LADDER(draws=200, tune=40, sampler=dfac.PSGLD())),
         lambda _: evidence(POISSON, LADDER(draws=200, tune=40, sampler=dfac.BlockHMC())),
         lambda _: evidence(POISSON, LADDER(draws=200, tune=40)),

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.allocation.model import AllocationModel
-from daskfactor.allocation.placement import Placement
+from daskfactor.allocation.placement import Placement, state_values
 from daskfactor.allocation.resampling import (
     NEVER,
     PURPOSES,
     SCHEMES,
-    Scratch,
     Trajectory,
     normalise,
     propagate,
@@ -33,10 +32,10 @@ from daskfactor.allocation.urns import (
     BLOCK,
     CHUNK,
     LANES,
+    Buffers,
     Network,
     Particles,
     Small,
-    Sums,
     Wide,
     Words,
 )
@@ -52,7 +51,7 @@ GROWTH = 0.04
 on letter pairs, blocks and tensors of 300 to 1600 tokens: from 0.1 to 0.02 the spread of log
 estimates falls by a third while the time grows four times."""
 WORK = 1e8
-"""States weighed in one call of the kernel: under a second, so that Ctrl-C is heard."""
+"""Factors computed in one call of the kernel: about a second, so that Ctrl-C is heard."""
 BYTE = 256
 """States up to which that of a token takes one byte, not two."""
 GATHERED = 2**25
@@ -94,17 +93,6 @@ class BatchPlan:
         if not self.moves or self.resampling is None:
             return np.zeros(len(edges) - 1, np.uint8)
         return move_schedule(edges)
-
-    @cached_property
-    def key(self) -> Words:
-        """Two words that key the uniforms of all batches."""
-        return make_key(self.seed)
-
-    @cached_property
-    def token_cells(self) -> Small:
-        """The tokens' cells, in the order of the cells."""
-        values = self.placement.values
-        return np.repeat(np.arange(len(values), dtype=np.int32), values)
 
     @cached_property
     def network(self) -> tuple[Network, dict[int, int]]:
@@ -187,7 +175,7 @@ def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
         edges=edges,
         batch=batch,
         tag=PURPOSES * plan.round,
-        key=plan.key,
+        key=make_key(plan.seed),
         scheme=NEVER if plan.resampling is None else SCHEMES[plan.resampling],
         least=plan.least * size,
         moved=plan.moved,
@@ -195,46 +183,44 @@ def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
         resampled=np.zeros(len(edges) - 1, np.uint8),
         level=np.zeros(1),
     )
-    sums, scratch = make_buffers(plan)
-    cursor = np.zeros(4, np.int64)
-    while cursor[0] < len(trajectory.ess):
-        propagate(network, particles, trajectory, plan.moves, cursor, WORK, sums, scratch)
+    step, buffers = 0, make_buffers(plan)
+    while step < len(trajectory.ess) * (plan.moves + 1):
+        step = propagate(network, particles, trajectory, plan.moves, step, WORK, buffers)
     for row, times in followers.items():
         particles.tables[:, row : row + states] = times * particles.balls
-    log_mean, _ = normalise(particles.log_weights, scratch.weights)
+    log_mean, _ = normalise(particles.log_weights, buffers.weights)
     level = float(trajectory.level[0])
     return Batch(
         level + log_mean,
         particles.log_weights + level,
         trajectory.ess,
         trajectory.resampled,
-        _average(placement, particles, scratch.weights) if plan.average else None,
+        _average(placement, particles, buffers.weights) if plan.average else None,
         _unfold(placement, particles, slice(None)) if plan.unfold else None,
     )
 
 
 def _draw_orders(plan: BatchPlan, batch: int) -> Small:
     """Draw the cells of the tokens, (1, T), or (P, T) if particles have separate orders."""
-    tokens = plan.token_cells
+    values = plan.placement.values
+    tokens = np.repeat(np.arange(len(values), dtype=np.int32), values)
     if not plan.separate_orders:
         rng = generator(plan.seed, batch, Stream.SCHEDULE, plan.round)
         return np.asarray(rng.permutation(tokens)[None])
     orders = np.tile(tokens, (plan.particles, 1))
     uniforms = np.empty(len(tokens) + len(tokens) % 2)
-    shuffle_orders(orders, batch, PURPOSES * plan.round, plan.key, uniforms)
+    shuffle_orders(orders, batch, PURPOSES * plan.round, make_key(plan.seed), uniforms)
     return orders
 
 
-def make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
+def make_buffers(plan: BatchPlan) -> Buffers:
     """Make the buffers of a batch."""
     size, blocks = plan.particles, -(-plan.placement.network.states // BLOCK)
-    sums = Sums(
+    return Buffers(
         w=np.zeros((LANES, BLOCK * blocks)),
         running=np.zeros((LANES, 1 + blocks)),
         uniforms=np.empty((LANES, CHUNK)),
         product=np.empty(LANES),
-    )
-    return sums, Scratch(
         weights=np.empty(size),
         draws=np.empty(size + size % 2),
         offspring=np.empty(size, np.int64),
@@ -273,12 +259,11 @@ def complete_network(placement: Placement, moving: bool) -> tuple[Network, dict[
         Rows of the table that hold so many times the tokens of every state; filled in when
         all tokens are in.
     """
-    net, tokens = placement.network, placement.tokens
-    if placement.state_alphas is not None:
-        above, below = ([(float(a), 1) for a in alphas] for alphas in placement.state_alphas)
-        return net._replace(value=_values(above, below, tokens)), {}
+    net = placement.network
     alone = (net.place == net.place[0]).all(axis=0)
-    return _set_apart(net, tokens, alone) if moving and _separate(net, alone) else (net, {})
+    if net.value.size > 0 or not moving or not _separate(net, alone):
+        return net, {}
+    return _set_apart(net, placement.tokens, alone)
 
 
 def _set_apart(
@@ -300,7 +285,7 @@ def _set_apart(
         place=np.ascontiguousarray(net.place[:, others]),
         column=net.column[others],
         alpha=np.stack(alpha, 1),
-        value=_values(factors[0], factors[1], tokens),
+        value=state_values(factors[0], factors[1], tokens),
     )
     return plain, followers
 
@@ -313,16 +298,6 @@ def _separate(net: Network, alone: NDArray[np.bool_]) -> bool:
     rows = np.unique(net.place)
     clear = bool((np.diff(rows) >= net.states).all())
     return clear and not np.isin(net.place[:, ~alone], net.place[0, alone]).any()
-
-
-def _values(above: list[tuple[float, int]], below: list[tuple[float, int]], tokens: int) -> Wide:
-    r"""Multiply a state's factors, :math:`\prod (a + g n) / \prod (b + g n)`, n = 0 .. T."""
-    count = np.arange(tokens + 1.0)
-    top, bottom = np.ones(tokens + 1), np.ones(tokens + 1)
-    for factors, product in ((above, top), (below, bottom)):
-        for alpha, times in factors:
-            product *= alpha + times * count
-    return top / bottom
 
 
 # -- the mean over particles, numbered alike ------------------------------------------------

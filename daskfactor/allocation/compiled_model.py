@@ -5,10 +5,9 @@ occur; axes along which some draw is hidden are laid out in full, as the fastest
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -20,9 +19,7 @@ from daskfactor.allocation.model import AllocationModel
 from daskfactor.data.files import ANYTHING
 from daskfactor.data.known import free_name
 from daskfactor.data.tables import Wanted
-from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
-from daskfactor.executors import SerialExecutor
-from daskfactor.progress import RunEvent, ignore
+from daskfactor.evidence.base import EvidenceMethod
 
 IntArray = NDArray[np.int64]
 Vector = NDArray[np.float64]
@@ -33,9 +30,6 @@ Draw = tuple[IntArray, IntArray, IntArray, IntArray]
 
 LARGEST_TABLE = 1_000_000
 """Cells of a table that results hold in full."""
-
-_compiled: set[str] = set()
-"""Methods whose kernels this process has compiled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,30 +407,6 @@ class AllocationMethod(EvidenceMethod):
         """Read counts."""
         counts = as_counts(V, model, options)
         return counts, f"{counts.total} tokens in {len(counts.values)} cells"
-
-    def estimate(self, problem: EvidenceProblem) -> Evidence:
-        """Estimate log p(X) of counts."""
-        if problem.executor.in_process and self.name not in _compiled:
-            problem.on_event(RunEvent("compile", 0, 1, message="kept on disk"))
-            model = AllocationModel.nmf(2)
-            counts = as_counts(np.array([[1, 0], [1, 1]]), model)
-            few = EvidenceProblem(counts, model, 0, SerialExecutor(), ignore)
-            self._brief().estimate_compiled(few, compile_model(model, counts))
-            _compiled.add(self.name)
-            problem.on_event(RunEvent("compile", 1, 1))
-        return self.estimate_compiled(problem, self.prepared(problem))
-
-    def prepared(self, problem: EvidenceProblem) -> CompiledModel:
-        """Compile the model with its counts."""
-        return compile_model(problem.model, problem.data)
-
-    def _brief(self) -> Self:
-        """Return the same method with least work, which is run to compile the kernels."""
-        return self
-
-    @abstractmethod
-    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
-        """Estimate log p(X) of counts that are compiled with their model."""
 
     def _trace(self, compiled: CompiledModel, mean_counts: Vector, columns: Columns) -> xr.Dataset:
         """Return the tables and the method's columns, under names that do not clash."""

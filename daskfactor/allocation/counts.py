@@ -99,7 +99,7 @@ class Counts:
         occupied = values > 0
         if not occupied.any():
             raise DataError(
-                f"thinning by {share:g} leaves none of the {self.total} tokens; keep more of them"
+                f"thinning by {share:g} leaves none of the {self.total} tokens; pass a larger share"
             )
         values = values[occupied].astype(np.int64)
         return replace(self, indices=self.indices[occupied], values=values)
@@ -432,7 +432,7 @@ def simulate(
     Raises
     ------
     OptionError
-        If the shape is not known, or the tensors would have 2^63 cells or more.
+        If the shape is missing, or the tensors would have 2^63 cells or more.
     ModelError
         If the model does not fit the shape.
 
@@ -445,8 +445,8 @@ def simulate(
     --------
     >>> import daskfactor as dfac
     >>> model = dfac.AllocationModel.nmf(2)
-    >>> found = dfac.simulate(model, (6, 5), total=60, random_seed=0)
-    >>> found.counts.shape, int(found.counts.sum())
+    >>> data = dfac.simulate(model, (6, 5), total=60, random_seed=0)
+    >>> data.counts.shape, int(data.counts.sum())
     ((6, 5), 60)
     """
     if getattr(model, "evidence_data", None) != "counts" or isinstance(model, type):
@@ -459,7 +459,7 @@ def simulate(
         total = int(rng.poisson(mean)) if mean < LARGEST_DRAWN else math.ceil(mean)
     if whole_number("total", total, 0) > LARGEST_DRAWN:
         raise OptionError(
-            f"{total:.3g} tokens are more than can be drawn one by one, {LARGEST_DRAWN:,}; give a "
+            f"{total:.3g} tokens are more than can be drawn one by one, {LARGEST_DRAWN:,}; pass a "
             "smaller total, or a larger rate to the model"
         )
     tokens = _draw_tokens(model, sizes, alphas, total, rng)
@@ -476,7 +476,7 @@ def _checked_shape(model: AllocationModel, shape: Sequence[int] | None) -> tuple
     if shape is None:
         if not isinstance(model.observed, Mapping):
             raise OptionError(
-                f"the sizes of the observed variables {', '.join(model.dims)} are not known; give "
+                f"the sizes of the observed variables {', '.join(model.dims)} are missing; pass "
                 "shape, or a mapping of names to sizes as the model's observed"
             )
         shape = tuple(model.observed.values())
@@ -486,7 +486,7 @@ def _checked_shape(model: AllocationModel, shape: Sequence[int] | None) -> tuple
     if (cells := math.prod(sides) * model.n_hidden_states) > LARGEST_TOTAL:
         raise OptionError(
             f"the tensor of all variables would have 10^{math.log10(cells):.0f} cells, and only "
-            "2**63 can be numbered; choose a smaller shape"
+            "2**63 can be numbered; pass a smaller shape"
         )
     return sides
 

@@ -12,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from daskfactor.allocation.compiled_model import AllocationMethod, CompiledModel, rising
+from daskfactor.allocation.compiled_model import (
+    AllocationMethod,
+    CompiledModel,
+    compile_model,
+    rising,
+)
 from daskfactor.allocation.counts import coded
 from daskfactor.checks import whole_number
 from daskfactor.errors import DataError
 from daskfactor.evidence.base import Evidence, EvidenceProblem
 
-MAX_EXACT_DIGITS, MAX_EXPONENT = 15, 300
-"""Digits up to which numbers of allocations are exact, and at which they are cut."""
 LIMIT = 1_000_000
 """States in memory at a time; a state costs some hundred bytes, and time about the same."""
 
@@ -77,8 +80,8 @@ class Enumeration(AllocationMethod):
     def __post_init__(self) -> None:
         whole_number("limit", self.limit, 1)
 
-    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
-        del problem
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
+        compiled = compile_model(problem.model, problem.data)
         result = enumerate_allocations(compiled, self.limit)
         trace = self._trace(compiled, result.mean_counts, {})
         return Evidence(result.log_evidence, 0.0, 0.0, trace.assign_attrs(states=result.states))
@@ -212,16 +215,13 @@ def _least_states(compiled: CompiledModel) -> int:
 
 
 def _choices(tokens: int, kinds: int) -> int:
-    """Count the ways to share tokens out over kinds, or a power of ten of that size."""
-    digits = math.lgamma(tokens + kinds) - math.lgamma(tokens + 1) - math.lgamma(kinds)
-    digits /= math.log(10.0)
-    if digits > MAX_EXACT_DIGITS:
-        return int(10 ** min(int(digits), MAX_EXPONENT))
-    return math.comb(tokens + kinds - 1, kinds - 1)
+    """Count the ways to share tokens out over kinds, up to about 1e300."""
+    log = math.lgamma(tokens + kinds) - math.lgamma(tokens + 1) - math.lgamma(kinds)
+    return round(math.exp(log)) if log < 690 else 10**300
 
 
 def _too_many(compiled: CompiledModel, states: int, limit: int) -> DataError:
-    size = f"{states:,}" if states < 10**MAX_EXACT_DIGITS else f"10^{math.log10(states):.0f}"
+    size = f"{states:,}" if states < 10**15 else f"10^{math.log10(states):.0f}"
     ways = f"10^{count_allocations(compiled):.1f}"
     return DataError(
         f"the {compiled.total} tokens can be allocated in {ways} ways, which need "

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Self
 
@@ -108,27 +109,19 @@ class Graph:
         return tuple(name for name in self.order if name in chosen)
 
     def _sorted(self) -> tuple[str, ...]:
+        try:
+            TopologicalSorter(self.parents).prepare()
+        except CycleError as error:
+            raise ModelError(
+                f"the graph has the cycle {' -> '.join(error.args[1])}; a Bayesian "
+                "network must not have any, so turn or leave out one of these edges"
+            ) from None
         done: list[str] = []
         waiting = list(self.variables)
         while waiting:
-            ready = (name for name in waiting if not set(self.parents[name]) - set(done))
-            name = next(ready, None)
-            if name is None:
-                raise ModelError(
-                    f"the graph has the cycle {' -> '.join(self._cycle(waiting))}; a Bayesian "
-                    "network must not have any, so turn or leave out one of these edges"
-                )
-            done.append(name)
-            waiting.remove(name)
+            done.append(next(name for name in waiting if set(self.parents[name]) <= set(done)))
+            waiting.remove(done[-1])
         return tuple(done)
-
-    def _cycle(self, waiting: list[str]) -> list[str]:
-        """Return a cycle among variables each of which has a parent among them."""
-        walk = [waiting[0]]
-        while walk[-1] not in walk[:-1]:
-            walk.append(next(name for name in self.parents[walk[-1]] if name in waiting))
-        start = walk.index(walk[-1])
-        return walk[start:][::-1]
 
     def __str__(self) -> str:
         """Return text that :meth:`parse` reads back as an equal graph."""

@@ -253,8 +253,8 @@ class AllocationModel(StoredModel):
         for name, side in zip(dims, shape, strict=True):
             if isinstance(observed, Mapping) and observed[name] != side:
                 raise ModelError(
-                    f"the data have size {side} along {name!r}, but the model says "
-                    f"{observed[name]}; change one of them, or give observed as a list of names"
+                    f"the data have size {side} along {name!r}, but the model has "
+                    f"{observed[name]}; change one of them, or pass observed as a list of names"
                 )
         sizes = dict(zip(dims, shape, strict=True)) | dict(self.hidden)
         _check_equal_sizes(self.network, self.tied, sizes)
@@ -277,7 +277,7 @@ class AllocationModel(StoredModel):
         :math:`\lambda \to p\lambda \sim \mathrm{Gamma}(a, b / p)`, and the tables stay.
         """
         if not 0.0 < share <= 1.0:
-            raise ModelError(f"the share of tokens that are kept must be in (0, 1], got {share!r}")
+            raise ModelError(f"share must be in (0, 1], got {share!r}")
         return replace(self, rate=self.rate / share)
 
     def to_dict(self) -> dict[str, Any]:
@@ -379,10 +379,10 @@ def _checked_observed(
     if len(set(names)) < len(names):
         raise ModelError(f"observed names a variable twice: {names}; name each once")
     if both := [name for name in names if name in hidden]:
-        raise ModelError(f"{both[0]!r} is given as hidden and as observed; it can be only one")
+        raise ModelError(f"{both[0]!r} is hidden and observed; pass it as one of them")
     if lost := [name for name in rest if name not in names]:
         raise ModelError(
-            f"{lost[0]!r} is in the graph, but neither hidden nor observed; give its size in "
+            f"{lost[0]!r} is in the graph, but neither hidden nor observed; pass its size in "
             "hidden or its name in observed"
         )
     if not names:
@@ -429,12 +429,12 @@ def _checked_concentration(
     bound = {name for group in tied for name in group}
     if both := [name for name in concentration if name in bound]:
         raise ModelError(
-            f"concentration has {both[0]!r}, whose table is tied; its pseudo-count stands in tied"
+            f"concentration has {both[0]!r}, whose table is tied; pass its pseudo-count in tied"
         )
     free = [name for name in graph.order if name not in bound]
     if lost := [name for name in free if name not in concentration]:
         raise ModelError(
-            f"concentration lacks {', '.join(map(repr, lost))}; give a pseudo-count per cell for "
+            f"concentration lacks {', '.join(map(repr, lost))}; pass a pseudo-count per cell for "
             f"every table ({', '.join(map(repr, free))}), or one number for all"
         )
     return {name: _positive(f"the pseudo-count of {name!r}", concentration[name]) for name in free}

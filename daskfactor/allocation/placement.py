@@ -48,9 +48,6 @@ class Placement:
         Dtype of a particle's table: the smallest that holds the tokens of any row.
     constant
         log p(X) = constant + log E[product of the tokens' scaled u].
-    state_alphas
-        Alphas of the registers above and below the fraction line that depend on the hidden
-        state alone, if the others are rows of a count per state; else None.
     """
 
     network: Network
@@ -64,7 +61,6 @@ class Placement:
     width: int
     kind: np.dtype[Any]
     constant: float
-    state_alphas: tuple[Wide, Wide] | None
 
     @property
     def tokens(self) -> int:
@@ -110,10 +106,10 @@ def place_counts(compiled: CompiledModel) -> Placement:
     place = np.zeros((len(compiled.values), len(rowed.address)), np.int32)
     cells, width, heaviest = [np.empty(0, np.int64)], 0, 0
     for members in rowed.groups():
-        rows, row_cells, tokens = _place_rows(rowed.take(members), compiled.values)
+        rows, row_cells, most = _place_rows(rowed.take(members), compiled.values)
         place[:, members] = width + rows
         cells.append(row_cells)
-        width, heaviest = width + len(row_cells), max(heaviest, tokens)
+        width, heaviest = width + len(row_cells), max(heaviest, most)
     table = np.concatenate(cells)
     columns = np.flatnonzero(table >= 0)
     first = [
@@ -121,14 +117,18 @@ def place_counts(compiled: CompiledModel) -> Placement:
     ]
     scaled = np.sum(compiled.values * np.log(compiled.values))  # makes up for Network.scale
     twin, none = np.tril(rowed.urn[:, None] == rowed.urn, -1), np.zeros((0, 0), np.int64)
-    above, below = by_state.alpha[~by_state.total], by_state.alpha[by_state.total]
+    above, below = (
+        [(float(alpha), 1) for alpha in by_state.alpha[by_state.total == total]]
+        for total in (False, True)
+    )
+    tokens = int(compiled.values.sum())
     return Placement(
         network=Network(
             place=place,
             column=rowed.column.astype(np.int32),
             alpha=rowed.alpha[None],
             scale=1.0 / compiled.values,
-            value=np.empty(0),
+            value=state_values(above, below, tokens) if simple else np.empty(0),
             divides=rowed.total.astype(np.uint8),
             address=np.stack(rowed.address, 1) if twin.any() else none,
             twin=(twin if twin.any() else none).astype(np.uint8),
@@ -144,7 +144,6 @@ def place_counts(compiled: CompiledModel) -> Placement:
         width=width + PAD,
         kind=np.min_scalar_type(heaviest),
         constant=float(compiled.log_factor + compiled.constant + log_constant + scaled),
-        state_alphas=(above, below) if simple else None,
     )
 
 
@@ -212,3 +211,15 @@ def _place_rows(members: _Registers, values: Ints) -> tuple[Ints, Ints, int]:
         tokens = draws * int(values.sum())
     cells = np.full(len(cells), -1) if members.total[0] else cells
     return place[index].reshape(draws, -1).T, cells, tokens
+
+
+def state_values(
+    above: list[tuple[float, int]], below: list[tuple[float, int]], tokens: int
+) -> Wide:
+    r"""Multiply a state's factors, :math:`\prod (a + g n) / \prod (b + g n)`, n = 0 .. T."""
+    count = np.arange(tokens + 1.0)
+    top, bottom = np.ones(tokens + 1), np.ones(tokens + 1)
+    for factors, product in ((above, top), (below, bottom)):
+        for alpha, times in factors:
+            product *= alpha + times * count
+    return top / bottom

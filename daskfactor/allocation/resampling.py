@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from daskfactor.allocation.urns import (
     CHUNK,
     LANES,
+    Buffers,
     Ints,
     Network,
     Particles,
-    Sums,
     Wide,
     Words,
     fill_uniforms,
@@ -49,15 +49,6 @@ STATES, OFFSPRING, ORDERS, MOVES = 0, 1, 2, 3
 PURPOSES = 4
 SWEEP = 2**10
 """Tags between two sweeps: room for the rounds."""
-
-
-class Scratch(NamedTuple):
-    """Buffers of a batch, (P,) each; ``draws`` one longer if P is odd."""
-
-    weights: Wide
-    draws: Wide
-    offspring: Ints
-    parents: Ints
 
 
 class Trajectory(NamedTuple):
@@ -193,21 +184,21 @@ def normalise(log_weights: Wide, weights: Wide) -> tuple[float, float]:
 
 
 @jit_exact
-def resample(trajectory: Trajectory, e: int, log_weights: Wide, s: Scratch) -> bool:
+def resample(trajectory: Trajectory, e: int, log_weights: Wide, buffers: Buffers) -> bool:
     """Choose parents after stretch e; return False if the weights are even enough.
 
     Otherwise weights become one, and their mean goes to the level.
     """
     size = log_weights.size
-    mean, trajectory.ess[e] = normalise(log_weights, s.weights)
+    mean, trajectory.ess[e] = normalise(log_weights, buffers.weights)
     is_even, is_last = trajectory.ess[e] >= trajectory.least, e == trajectory.edges.size - 2
     if trajectory.scheme == NEVER or is_even or is_last:
         return False
     trajectory.resampled[e] = 1
     trajectory.level[0] += mean
-    fill_uniforms(s.draws, 0, e, trajectory.batch, trajectory.tag + OFFSPRING, trajectory.key)
-    count_offspring(trajectory.scheme, s.weights, s.draws[:size], s.offspring)
-    choose_parents(s.offspring, s.parents)
+    fill_uniforms(buffers.draws, 0, e, trajectory.batch, trajectory.tag + OFFSPRING, trajectory.key)
+    count_offspring(trajectory.scheme, buffers.weights, buffers.draws[:size], buffers.offspring)
+    choose_parents(buffers.offspring, buffers.parents)
     log_weights[:] = 0.0
     return True
 
@@ -218,12 +209,11 @@ def propagate(
     particles: Particles,
     trajectory: Trajectory,
     moves: int,
-    cursor: Ints,
+    step: int,
     work: float,
-    sums: Sums,
-    s: Scratch,
-) -> None:
-    """Propagate a batch from where it stopped, until some work is done or all tokens are.
+    buffers: Buffers,
+) -> int:
+    """Propagate a batch from a step on, until some work is done or all tokens are; return the next.
 
     The mean weight so far is exp(level) mean(exp(log_weights)): an unbiased estimate,
     because resampling turns weights into their mean.
@@ -231,38 +221,33 @@ def propagate(
     Parameters
     ----------
     moves : sweeps after a stretch that ``trajectory.moved`` marks
-    cursor : (4,), updated: stretch, sweep (0: the first step), particle, token; at first zeros
+    step : number of the stretch times ``moves`` + 1, plus that of the sweep, from 1
     work : factors to compute in this call, about a nanosecond each
     """
-    sums.w[:, :] = 0.0
-    sums.running[:, 0] = 0.0
+    buffers.w[:, :] = 0.0
+    buffers.running[:, 0] = 0.0
     size, factors = particles.log_weights.size, net.states
     if net.value.size == 0:
         factors *= net.place.shape[1]
-    while work > 0 and cursor[0] < trajectory.edges.size - 1:
-        e, sweep, p, t = cursor[0], cursor[1], cursor[2], cursor[3]
+    while work > 0 and step < (trajectory.edges.size - 1) * (moves + 1):
+        e, sweep = step // (moves + 1), step % (moves + 1)
+        step += 1
+        if sweep > 0 and trajectory.moved[e] == 0:
+            continue
         begin, end = 0 if sweep > 0 else trajectory.edges[e], trajectory.edges[e + 1]
-        q, stop = min(p + LANES, size), min(t + CHUNK, end)
         tag = trajectory.tag + (STATES if sweep == 0 else MOVES + SWEEP * (e * moves + sweep))
-        for lane in range(q - p):
-            uniforms = sums.uniforms[lane, : (stop - t + 1) // 2 * 2]
-            fill_uniforms(uniforms, t // 2, p + lane, trajectory.batch, tag, trajectory.key)
-        visit(net, particles, (p, q), (t, stop), sweep > 0, sums)
-        work -= float((q - p) * (stop - t) * (20 + factors))
-        if stop < end:
-            cursor[3] = stop
-            continue
-        if q < size:
-            cursor[2], cursor[3] = q, begin
-            continue
-        again = sweep < moves and trajectory.moved[e] == 1
-        if sweep == 0 and resample(trajectory, e, particles.log_weights, s):
-            _inherit(particles, s.parents, end)
-        cursor[2] = 0
-        if again:
-            cursor[1], cursor[3] = sweep + 1, 0
-        else:
-            cursor[0], cursor[1], cursor[3] = e + 1, 0, end
+        for p in range(0, size, LANES):
+            q = min(p + LANES, size)
+            for t in range(begin, end, CHUNK):
+                stop = min(t + CHUNK, end)
+                for lane in range(q - p):
+                    uniforms = buffers.uniforms[lane, : (stop - t + 1) // 2 * 2]
+                    fill_uniforms(uniforms, t // 2, p + lane, trajectory.batch, tag, trajectory.key)
+                visit(net, particles, (p, q), (t, stop), sweep > 0, buffers)
+        work -= float(size * (end - begin) * (20 + factors))
+        if sweep == 0 and resample(trajectory, e, particles.log_weights, buffers):
+            _inherit(particles, buffers.parents, end)
+    return step
 
 
 @jit_exact

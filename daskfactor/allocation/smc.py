@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -183,8 +183,8 @@ class SequentialMonteCarlo(AllocationMethod):
     >>> model = dfac.AllocationModel.nmf(2)
     >>> X = dfac.simulate(model, (3, 4), total=9, random_seed=0).counts
     >>> run = {"random_seed": 0, "progressbar": False}
-    >>> found = dfac.log_evidence(X, model, dfac.SequentialMonteCarlo(target=0.3), **run)
-    >>> found.value < 0, found.total_error < 1
+    >>> evidence = dfac.log_evidence(X, model, dfac.SequentialMonteCarlo(target=0.3), **run)
+    >>> evidence.value < 0, evidence.total_error < 1
     (True, True)
     """
 
@@ -223,8 +223,8 @@ class SequentialMonteCarlo(AllocationMethod):
                 f"{self.particles * self.islands}, got {self.max_particles}"
             )
 
-    def prepared(self, problem: EvidenceProblem) -> CompiledModel:
-        """Compile the model with its counts, or with those that are kept of them."""
+    def _compile(self, problem: EvidenceProblem) -> CompiledModel:
+        """Compile the model with its counts, or with thinned ones."""
         counts = problem.data
         if self.thin is None or self.thin == 1.0:
             return compile_model(problem.model, counts)
@@ -242,10 +242,6 @@ class SequentialMonteCarlo(AllocationMethod):
         """Return advice that makes the error smaller."""
         del discretization
         return f"raise max_particles above {self.max_particles}, or thin the counts"
-
-    def _brief(self) -> Self:
-        few: dict[str, Any] = {"particles": 2, "islands": 2, "max_particles": 4, "target": 1e9}
-        return replace(self, **few, thin=None, keep="means")
 
     def run(self, compiled: CompiledModel, seed: int, map_function: Map) -> SMCResult:
         """Estimate log p(X).
@@ -331,7 +327,9 @@ class SequentialMonteCarlo(AllocationMethod):
         text += f"; raise max_particles beyond {self.max_particles}, or thin the counts"
         warn(text, SamplingWarning)
 
-    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
+        compiled = self._compile(problem)
+
         def run_all(function: Any, items: Sequence[int]) -> list[Batch]:
             message = f"{len(items)} batches of {function.args[0].particles} particles"
             problem.on_event(RunEvent("draw", 0, len(items), message=message))
@@ -402,7 +400,7 @@ def estimated_seconds(plan: BatchPlan, particles: int) -> float:
     placement = plan.placement
     states, registers = placement.network.states, int(placement.network.place.shape[1])
     each = 10 + 0.6 * states + 3 * registers
-    if placement.state_alphas is None:
+    if placement.network.value.size == 0:
         each = 20 + 1.5 * states * registers
     again = plan.moves * float(plan.edges[1:] @ plan.moved) / placement.tokens
     return 1e-9 * each * placement.tokens * particles * (1.0 + 1.4 * again)
@@ -454,7 +452,7 @@ def _warn_if_slow(plan: BatchPlan, count: int) -> None:
             f"{plan.placement.tokens} tokens times {particles} particles "
             f"take about {seconds / 3600:.1f} hours on one core, and more if particles have to be "
             f"added; {more}thin={share:.2g} would keep that share of the tokens and take an hour "
-            "at most, but its evidence is that of the kept tokens alone",
+            "at most, but its evidence is that of these tokens alone",
             SamplingWarning,
         )
 

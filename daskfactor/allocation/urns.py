@@ -98,17 +98,21 @@ class Particles(NamedTuple):
     orders: Small
 
 
-class Sums(NamedTuple):
-    """Buffers of a batch, a row for each of the particles that go together.
+class Buffers(NamedTuple):
+    """Buffers of a batch: a row for each of the particles that go together, then (P,) each.
 
     ``w``: (LANES, 4 ceil(H/4)); ``running``: (LANES, 1 + ceil(H/4)) sums of it;
-    ``uniforms``: (LANES, CHUNK); ``product``: (LANES,)
+    ``uniforms``: (LANES, CHUNK); ``product``: (LANES,); ``draws``: one longer if P is odd
     """
 
     w: Wide
     running: Wide
     uniforms: Wide
     product: Wide
+    weights: Wide
+    draws: Wide
+    offspring: Ints
+    parents: Ints
 
 
 @jit_exact
@@ -248,7 +252,7 @@ def _visit(
     urns: tuple[Wide, Small],
     states: NDArray[Any],
     logs: Wide,
-    sums: Sums,
+    buffers: Buffers,
     again: bool,
     plain: bool,
 ) -> None:
@@ -264,7 +268,7 @@ def _visit(
     # would count references in the inner loop, which costs more than the loop itself.
     place, column, alpha, value, scale = net.place, net.column, net.alpha, net.value, net.scale
     divides, twins, (values, balls) = net.divides, (net.address, net.twin), urns
-    w, running, uniforms, product = sums.w, sums.running, sums.uniforms, sums.product
+    w, running, uniforms, product = buffers.w, buffers.running, buffers.uniforms, buffers.product
     registers, blocks, last = place.shape[1], running.shape[1] - 1, net.states
     separate, lanes, zero = orders.shape[0] > 1, np.uint64(tables.shape[0]), np.uint64(0)
     recorded, kind = states.shape[1] > 0, states.dtype.type
@@ -324,7 +328,7 @@ def visit(
     rows: tuple[int, int],
     tokens: tuple[int, int],
     again: bool,
-    sums: Sums,
+    buffers: Buffers,
 ) -> None:
     """Allocate the next tokens of a few particles, or draw the states of past ones again.
 
@@ -333,7 +337,7 @@ def visit(
     rows : first and end of at most LANES particles
     tokens : first and end of at most CHUNK tokens
     again : True for past tokens, of particles that can move
-    sums : ``uniforms`` holds a number for each of them
+    buffers : ``uniforms`` holds a number for each of them
     """
     (p, q), (begin, end) = rows, tokens
     separate = particles.orders.shape[0] > 1
@@ -341,6 +345,6 @@ def visit(
     tables, urns = particles.tables[p:q], (particles.values[p:q], particles.balls[p:q])
     states, logs = particles.states[p:q, begin:end], particles.log_weights[p:q]
     if net.value.size > 0:
-        _visit(net, orders, tables, urns, states, logs, sums, again, True)
+        _visit(net, orders, tables, urns, states, logs, buffers, again, True)
     else:
-        _visit(net, orders, tables, urns, states, logs, sums, again, False)
+        _visit(net, orders, tables, urns, states, logs, buffers, again, False)

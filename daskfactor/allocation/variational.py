@@ -19,20 +19,20 @@ factorizations by simulating Pólya urns".
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.allocation.compiled_model import AllocationMethod, Columns, CompiledModel
-from daskfactor.allocation.mean_field import (
-    add_up,
-    gamma_functions,
-    inner,
-    share_out,
+from daskfactor.allocation.compiled_model import (
+    AllocationMethod,
+    Columns,
+    CompiledModel,
+    compile_model,
 )
+from daskfactor.allocation.mean_field import add_up, gamma_functions, inner, share_out
 from daskfactor.checks import positive_number, warn, whole_number
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceProblem
@@ -184,9 +184,6 @@ class VariationalBayes(AllocationMethod):
         whole_number("max_iterations", self.max_iterations, 1)
         object.__setattr__(self, "tolerance", positive_number("tolerance", self.tolerance))
 
-    def _brief(self) -> Self:
-        return replace(self, starts=1, max_iterations=5, tolerance=1.0)
-
     def run(self, compiled: CompiledModel, seed: int, map_function: Map) -> VBResult:
         """Ascend from random tables many times, and take the best ascent.
 
@@ -210,7 +207,8 @@ class VariationalBayes(AllocationMethod):
         converged = np.array([start.converged for start in starts])
         return VBResult(float(finals[best]), elbos, iterations, converged, best, counts)
 
-    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
+        compiled = compile_model(problem.model, problem.data)
         mapped = partial(problem.map, name="variational", message=_message)
         result = self.run(compiled, problem.seed, mapped)
         if not result.converged[result.best]:

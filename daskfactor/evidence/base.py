@@ -251,8 +251,8 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
     """
     if getattr(model, "evidence_data", None) is None or isinstance(model, type):
         raise OptionError(
-            "an evidence is known of a TweedieNMF, a NegativeBinomialNMF, a CP, an AllocationModel "
-            f"and a GaussianAdditive, got {model!r}; compare others by hold_out() and predict()"
+            "model must be a TweedieNMF, a NegativeBinomialNMF, a CP, an AllocationModel "
+            f"or a GaussianAdditive, got {model!r}; compare others by hold_out() and predict()"
         )
     default = model.default_evidence
     chosen: EvidenceMethod = requested_algorithm(EvidenceMethod, method, default, "method")

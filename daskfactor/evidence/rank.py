@@ -178,6 +178,7 @@ def select_rank(
             cells = _leave_out(V, share, seed, {**reading, "unstored": data.unstored})
         search = RankSearch(data, settled, method, seed, running, on_event)
         fits = search.run(numbers, cells, everywhere)
+        on_event(RunEvent("ranks", search.total, search.total))
     return _table(numbers, fits, method)
 
 
@@ -218,13 +219,10 @@ class RankSearch:
             return [self._add_evidence(rank, RankFit(None, 0.0, None)) for rank in ranks]
         self.total += len(ranks) if everywhere else EVIDENCES
         fits = {rank: self._score(rank, cells) for rank in ranks}
-        table = np.stack([fit.scores for fit in fits.values() if fit.scores is not None])
-        means = table.mean(axis=1)
-        leader = int(means.argmax())
-        everywhere = everywhere or len(ranks) == 1 or not np.isfinite(means).all()
+        scores = _compare(ranks, list(fits.values()))
+        everywhere = everywhere or len(ranks) == 1 or not np.isfinite(scores.means).all()
         if not everywhere:
-            close = _close(ranks, means, _error(table - table[leader]))
-            ranks = sorted([ranks[leader], *close]) if close else []
+            ranks = sorted([scores.best, *scores.close]) if scores.close else []
         best: Evidence | None = None
         for rank in ranks:
             fits[rank] = self._add_evidence(rank, fits[rank])
@@ -237,8 +235,6 @@ class RankSearch:
                 best.standard_error, evidence.standard_error
             ):
                 break
-        self.done = self.total
-        self._report("")
         return list(fits.values())
 
     def _add_evidence(self, rank: int, fit: RankFit) -> RankFit:
@@ -254,17 +250,12 @@ class RankSearch:
 
     def _timed(self, message: str, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
         """Call a function; return its result and seconds, and report progress."""
-        self._report(message)
-        start = time.perf_counter()
-        result = function(*args)
-        seconds = time.perf_counter() - start
-        self.done += 1
-        self._report(message)
-        return result, seconds
-
-    def _report(self, message: str) -> None:
         done = min(self.done, self.total)
         self.on_event(RunEvent("ranks", done, self.total, message=message))
+        start = time.perf_counter()
+        result = function(*args)
+        self.done += 1
+        return result, time.perf_counter() - start
 
 
 def _checked_share(held_out: Any, model: Any) -> float:
@@ -329,7 +320,6 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
         )
     }
     columns["seconds"] = [fit.seconds for fit in fits]
-    scores = [fit.scores for fit in fits if fit.scores is not None]
     attrs: dict[str, Any] = {"unit": "nats"}
     if evidences:
         tried = list(evidences)
@@ -343,27 +333,20 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
         if any(evidence.bound for evidence in evidences.values()):
             attrs["bound"] = "lower"
     else:
-        best, close, doubt = ranks[int(np.stack(scores).mean(axis=1).argmax())], [], ""
+        best, close, doubt = _compare(ranks, fits).best, [], ""
     attrs |= {"best": best, "not_distinguishable": close, "evidence_at": list(evidences)}
-    if scores:
-        table = np.stack(scores)
-        means = table.mean(axis=1)
-        leader = int(means.argmax())
-        paired = _error(table - table[leader])
+    if fits[0].scores is not None:
+        scores = _compare(ranks, fits)
         columns |= {
-            "held_out_log_score": means,
-            "held_out_standard_error": _error(table),
-            "held_out_difference_error": paired,
+            "held_out_log_score": scores.means,
+            "held_out_standard_error": scores.errors,
+            "held_out_difference_error": scores.paired_errors,
         }
-        attrs["best_held_out"] = ranks[leader]
-        if len(evidences) < len(ranks) and best == ranks[leader]:
+        attrs |= {"best_held_out": scores.best, "held_out_not_distinguishable": scores.close}
+        if len(evidences) < len(ranks) and best == scores.best:
             doubt = ""  # the scores name the same rank
-        attrs["held_out_not_distinguishable"] = _close(ranks, means, paired)
-    end = ""  # the end of the ranks at which the best one is
-    if best == ranks[-1]:
-        end = "largest"
-    elif best == ranks[0] > 1:
-        end = "smallest"
+    smallest = "smallest" if best == ranks[0] > 1 else ""
+    end = "largest" if best == ranks[-1] else smallest  # the end of the ranks at which it is
     more = f"Rank {best} is the {end} that was tried; {end[:-2]}r ones may do better."
     attrs["at_edge"] = end
     attrs["decides"] = int(not doubt)  # NetCDF files have no booleans
@@ -375,6 +358,25 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
         name: ("rank", np.asarray(column, dtype=float)) for name, column in columns.items()
     }
     return Ranks(variables, coords={"rank": ranks}, attrs=attrs)
+
+
+class RankScores(NamedTuple):
+    """Scores of all ranks: means, their errors, those of differences to the best, close ranks."""
+
+    means: Vector
+    errors: Vector
+    paired_errors: Vector
+    best: int
+    close: list[int]
+
+
+def _compare(ranks: list[int], fits: list[RankFit]) -> RankScores:
+    """Compare the scores of ranks, all of which have some."""
+    table = np.stack([fit.scores for fit in fits if fit.scores is not None])
+    means = table.mean(axis=1)
+    leader = int(means.argmax())
+    paired = _error(table - table[leader])
+    return RankScores(means, _error(table), paired, ranks[leader], _close(ranks, means, paired))
 
 
 def _close(ranks: list[int], values: Vector, errors: Vector) -> list[int]:

@@ -78,7 +78,7 @@ def listed_entries(data: BlockedData, likelihood: Likelihood) -> int:
     """Count the cells that a sweep over rows visits.
 
     Zeros are not visited where they are summed over rows; cells that sparse input leaves out as
-    missing do, because they are taken off the sums over all.
+    missing are, because they are subtracted from the sums over all.
     """
     if data.is_sparse and data.unstored == "zero" and likelihood.zeros == "constant":
         return int(data.n_stored.sum())

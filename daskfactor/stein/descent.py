@@ -48,19 +48,19 @@ Array = NDArray[np.float64]
 MEMORY: Final = 0.9
 """Share of earlier steps in the average of squared gradients."""
 GROWTH: Final = 1.1
-"""Of an automatic step that led down."""
+"""Growth of an automatic step that led down."""
 AUTO_STEP: Final = 0.01
-"""Of the mean entry of each factor."""
-LEAST: Final = 1e-12
-"""Steps below which nothing moves any more."""
+"""Automatic step, as a share of the mean entry of each factor."""
+MIN_STEP: Final = 1e-12
+"""Step below which nothing moves any more."""
 
 
 @dataclass(frozen=True)
 class Cloud:
     """All particles, (M, I, K) and (M, K, J), in double precision, and their scores.
 
-    Scores in W are along the simplex where the discrepancy takes them so; ``divergence``
-    (M,) is Σ d_β, ``usable`` (M,) whether all of that is finite.
+    Scores in W are along the simplex if those of the discrepancy are; ``divergence``
+    (M,) is Σ d_β, ``usable`` (M,) marks particles for which all of that is finite.
     """
 
     posterior: Posterior
@@ -71,46 +71,46 @@ class Cloud:
 
     @classmethod
     def at(cls, posterior: Posterior, values: Pair) -> "Cloud":
-        """Particles with their scores: two passes over the data."""
-        found = posterior.scores(posterior.particles(*values))
-        W, H = (np.ascontiguousarray(one, np.float64) for one in (found.W, found.H))
+        """Compute the scores of particles: two passes over the data."""
+        scores = posterior.scores(posterior.particles(*values))
+        W, H = (np.ascontiguousarray(one, np.float64) for one in (scores.W, scores.H))
         if posterior.tangent:
             W = W - W.mean(axis=1, keepdims=True)
-        usable = np.isfinite(found.divergence)
+        usable = np.isfinite(scores.divergence)
         for one in (W, H):
             usable &= np.isfinite(one).all(axis=(1, 2))
-        return cls(posterior, values, (W, H), found.divergence, usable)
+        return cls(posterior, values, (W, H), scores.divergence, usable)
 
     def or_else(self, other: "Cloud") -> "Cloud":
-        """These particles where they are usable, others elsewhere."""
+        """Replace particles that are not usable by those of another cloud."""
         if self.usable.all():
             return self
         wide = self.usable[:, None, None]
         values, scores = (
-            (np.where(wide, own[0], its[0]), np.where(wide, own[1], its[1]))
-            for own, its in ((self.values, other.values), (self.scores, other.scores))
+            (np.where(wide, mine[0], others[0]), np.where(wide, mine[1], others[1]))
+            for mine, others in ((self.values, other.values), (self.scores, other.scores))
         )
         divergence = np.where(self.usable, self.divergence, other.divergence)
         return Cloud(self.posterior, values, scores, divergence, self.usable | other.usable)
 
     @cached_property
     def blocks(self) -> tuple[Block, Block]:
-        """Inner products between particles, as a Stein matrix is made of them."""
-        made = []
+        """Inner products between particles, from which a Stein matrix is computed."""
+        blocks = []
         for side, values, scores in zip(SIDES, self.values, self.scores, strict=True):
             x, s = values.reshape(len(values), -1), scores.reshape(len(scores), -1)
             gram = s @ s.T
             x, s = x - x.mean(axis=0), s - s.mean(axis=0)
-            made.append(Block.of(x @ x.T, s @ x.T, gram, self.posterior.dimension(side)))
-        return made[0], made[1]
+            blocks.append(Block.of(x @ x.T, s @ x.T, gram, self.posterior.dimension(side)))
+        return blocks[0], blocks[1]
 
     def parts(self, kernel: IMQ) -> Iterator[tuple[Multiquadric, Block, Array, Array]]:
-        """Of W, then of H: the kernel, inner products, positions and scores."""
+        """Return the kernel, inner products, positions and scores, of W, then of H."""
         return zip(kernel.blocks, self.blocks, self.values, self.scores, strict=True)
 
 
-def held(posterior: Posterior, move: Pair) -> Pair:
-    """A direction of all particles, zero where components are constants."""
+def freeze(posterior: Posterior, move: Pair) -> Pair:
+    """Set a direction of all particles to zero where components are constants."""
     W, H = move[0].swapaxes(1, 2), move[1]
     for side, one in zip(SIDES, (W, H), strict=True):
         one[:, posterior.frozen(side)] = 0.0
@@ -118,13 +118,13 @@ def held(posterior: Posterior, move: Pair) -> Pair:
 
 
 def equal_discrepancy(cloud: Cloud, kernel: IMQ) -> float:
-    """The discrepancy of equally weighted particles; infinite where it is not finite."""
+    """Return the discrepancy of equally weighted particles, or infinity if it is not finite."""
     square = float(assemble(cloud.blocks, kernel).mean())
     return float(np.sqrt(max(0.0, square))) if np.isfinite(square) else np.inf
 
 
 def onto_simplex(values: Array) -> Array:
-    """The nearest point of the simplex for every column of (M, I, K).
+    """Return the nearest point of the simplex for every column of (M, I, K).
 
     References
     ----------
@@ -138,18 +138,18 @@ def onto_simplex(values: Array) -> Array:
     return np.asarray(np.maximum(values - shift, 0.0))
 
 
-def weighed(table: Array, values: Array) -> Array:
-    """Σ_n t_mn x_n of (M, ...) particles."""
+def weighted_sum(table: Array, values: Array) -> Array:
+    """Return Σ_n t_mn x_n of (M, ...) particles."""
     return np.asarray((table @ values.reshape(len(values), -1)).reshape(values.shape))
 
 
-def apart(table: Array, values: Array) -> Array:
-    """Σ_n t_mn (x_m - x_n)."""
-    return np.asarray(table.sum(axis=1)[:, None, None] * values - weighed(table, values))
+def sum_differences(table: Array, values: Array) -> Array:
+    """Return Σ_n t_mn (x_m - x_n)."""
+    return np.asarray(table.sum(axis=1)[:, None, None] * values - weighted_sum(table, values))
 
 
 def along_scores(cloud: Cloud, kernel: IMQ) -> Pair:
-    r"""Where the Kullback-Leibler divergence falls fastest, in the kernel's function space.
+    r"""Return the steepest descent of the Kullback-Leibler divergence in the kernel's space.
 
     .. math:: \phi_m = \frac{1}{M} \sum_n \left[ k_{nm} s_n + \nabla_{\theta_n} k_{nm} \right],
         \quad \nabla_{\theta_n} k_{nm} = -2 \kappa'_{nm} (\theta_m - \theta_n)
@@ -160,35 +160,31 @@ def along_scores(cloud: Cloud, kernel: IMQ) -> Pair:
     ----------
     Liu and Wang 2016, equation 8; Masood and Doshi-Velez, equation 7.
     """
-    k = np.asarray(sum(own.value(block.r2) for own, block, _, _ in cloud.parts(kernel)))
+    k = np.asarray(sum(part.value(block.r2) for part, block, _, _ in cloud.parts(kernel)))
     W, H = (
-        (weighed(k, scores) - 2.0 * apart(own.slope(block.r2), values)) / len(values)
-        for own, block, values, scores in cloud.parts(kernel)
+        (weighted_sum(k, scores) - 2.0 * sum_differences(part.slope(block.r2), values))
+        / len(values)
+        for part, block, values, scores in cloud.parts(kernel)
     )
-    return held(cloud.posterior, (W, H))
+    return freeze(cloud.posterior, (W, H))
 
 
 def slopes(posterior: Posterior, values: Pair) -> Pair:
-    """∇D of every particle: one pass over the data."""
+    """Return ∇D of every particle: one pass over the data."""
     particles = posterior.particles(*values)
     sides = posterior.over_bands(particles, np.ones(particles.count), attrgetter("gradient"))
     W, Ht = (-np.concatenate(bands, axis=1).astype(np.float64) for bands in sides)
     return W, np.ascontiguousarray(Ht.swapaxes(1, 2))
 
 
-def norms(values: Array) -> Array:
-    """Of every particle, (M,)."""
-    return np.asarray(np.sqrt((values**2).sum(axis=(1, 2))))
-
-
 def second_derivative(posterior: Posterior, values: Pair, v: Pair) -> Pair:
-    """∇²D v of every particle: four passes over the data."""
+    """Return ∇²D v of every particle: four passes over the data."""
     exact = posterior.model.likelihood.normal
     share = 1.0 if exact else float(np.cbrt(np.finfo(posterior.data.dtype).eps))
     total = [np.zeros_like(one) for one in values]
     for number in range(2):
-        size = norms(v[number])
-        distance = share * norms(values[number]) / np.where(size > 0, size, 1.0)
+        size, length = (np.sqrt((one[number] ** 2).sum(axis=(1, 2))) for one in (v, values))
+        distance = share * length / np.where(size > 0, size, 1.0)
         h = np.where(size > 0, distance, 1.0)[:, None, None]
         ends = []
         for sign in (1.0, -1.0):
@@ -201,7 +197,7 @@ def second_derivative(posterior: Posterior, values: Pair, v: Pair) -> Pair:
 
 
 def curvature(cloud: Cloud, v: Pair) -> Pair:
-    """∇²log p v of every particle, for v that is zero where components are constants."""
+    """Return ∇²log p v of every particle, for v that is zero where components are constants."""
     posterior = cloud.posterior
     _, slope, second = posterior.model.of_divergence(cloud.divergence)
     parts = [np.zeros_like(one) for one in v]
@@ -221,7 +217,7 @@ def curvature(cloud: Cloud, v: Pair) -> Pair:
 
 
 def in_distance(kernel: Multiquadric, block: Block, gram: Array) -> Array:
-    """The derivative ∂F/∂r² (M, M) of one block, ``gram`` the inner products of whole scores."""
+    """Return ∂F/∂r² (M, M) of one block, ``gram`` the inner products of scores in both blocks."""
     bend = kernel.bend(block.r2)
     third = bend * (kernel.power - 2.0) / (kernel.scale**2 + block.r2)
     return np.asarray(
@@ -232,25 +228,25 @@ def in_distance(kernel: Multiquadric, block: Block, gram: Array) -> Array:
 
 
 def gradient(cloud: Cloud, kernel: IMQ) -> Pair:
-    """∇S² in every particle, of their shapes; zero where components are constants."""
+    """Return ∇S² in every particle, of their shapes; zero where components are constants."""
     count = len(cloud.divergence)
     bends = curvature(cloud, along_scores(cloud, kernel))  # along the simplex if scores are
     gram = cloud.blocks[0].score + cloud.blocks[1].score
     W, H = (
         (
             2.0 * count * bent
-            + 4.0 * apart(in_distance(own, block, gram), values)
-            - 4.0 * apart(own.slope(block.r2), scores)
+            + 4.0 * sum_differences(in_distance(part, block, gram), values)
+            - 4.0 * sum_differences(part.slope(block.r2), scores)
         )
         / count**2
-        for (own, block, values, scores), bent in zip(cloud.parts(kernel), bends, strict=True)
+        for (part, block, values, scores), bent in zip(cloud.parts(kernel), bends, strict=True)
     )
-    return held(cloud.posterior, (W, H))
+    return freeze(cloud.posterior, (W, H))
 
 
 @dataclass(frozen=True)
 class Descent(ParticleMethod):
-    """What methods have in common whose particles move together, step by step.
+    """Base of methods whose particles move together, step by step.
 
     Each step is scaled by the root of averaged squares: entries of W move by about ``step``
     times the mean entry of W, those of H likewise, and by less as the end comes near.
@@ -260,7 +256,7 @@ class Descent(ParticleMethod):
     """
 
     downhill: ClassVar[bool] = False
-    """Whether the discrepancy is to fall: an automatic step then goes nowhere but down."""
+    """True if the discrepancy is to fall: an automatic step then never leads up."""
 
     steps: int = 1000
     step: float | Literal["auto"] = "auto"
@@ -271,91 +267,91 @@ class Descent(ParticleMethod):
 
     @abstractmethod
     def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
-        """Where all particles go, of their shapes."""
+        """Return the direction of all particles, of their shapes."""
 
     def particles(
         self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
     ) -> Iterator[Particle]:
-        """All at once, from random starts, as in Masood and Doshi-Velez, section 6.2."""
-        begun, count = time.perf_counter(), numbers.stop
+        """Move all particles from random starts, as in Masood and Doshi-Velez, section 6.2."""
+        start_time, count = time.perf_counter(), numbers.stop
         data, law = posterior.data, posterior.model.for_optimizers()
         start = prepare_starts(posterior.executor, data, law, "random", count, seed)
         W, H = (np.stack(side) for side in zip(*map(start, range(count)), strict=True))
-        made, taken = self.move(posterior, (W, H), lambda share: on_done(count * share))
-        seconds = (time.perf_counter() - begun) / count
+        ends, steps = self.move(posterior, (W, H), lambda share: on_done(count * share))
+        seconds = (time.perf_counter() - start_time) / count
         for number in numbers:
-            yield Particle(number, made[0][number], made[1][number], seconds, taken)
+            yield Particle(number, ends[0][number], ends[1][number], seconds, steps)
 
     @single_threaded_blas()
-    @np.errstate(all="ignore")  # what runs away is put back
+    @np.errstate(all="ignore")  # particles that diverge are put back
     def move(
         self, posterior: Posterior, starts: Pair, on_share: Callable[[float], None] = ignore
     ) -> tuple[Pair, int]:
-        """Where W (M, I, K) and H (M, K, J) end, in the type of the data, and steps taken.
+        """Return the ends of W (M, I, K) and H (M, K, J), in the type of the data, and steps.
 
-        Of a descent the best particles that were seen.
+        The ends of a descent are the best particles of all steps.
 
         Raises
         ------
         OptionError
             If the starts cannot be used.
         """
-        here = Cloud.at(posterior, posterior.in_double(*starts))
-        if not here.usable.all():
+        cloud = Cloud.at(posterior, posterior.in_double(*starts))
+        if not cloud.usable.all():
             raise OptionError(
-                f"start {int(here.usable.argmin())} has no finite density or score under the "
+                f"start {int(cloud.usable.argmin())} has no finite density or score under the "
                 "model; leave it out"
             )
-        units = [np.float64(one.mean()) for one in here.values]
-        kernel = posterior.kernel.resolve(here.blocks[0].r2, here.blocks[1].r2)
-        level = equal_discrepancy(here, kernel)
-        best = level, here.values
+        units = [np.float64(one.mean()) for one in cloud.values]
+        kernel = posterior.kernel.resolve(cloud.blocks[0].r2, cloud.blocks[1].r2)
+        level = equal_discrepancy(cloud, kernel)
+        best = level, cloud.values
         auto = isinstance(self.step, str)
         only_down = auto and self.downhill
-        sizes = np.full(len(here.usable), AUTO_STEP if auto else self.step)
+        sizes = np.full(len(cloud.usable), AUTO_STEP if auto else self.step)
         move: Pair | None = None
         squares: list[Array] = []
         for number in range(1, self.steps + 1):
             if move is None:
-                move = scaled(self.direction(here, kernel), squares, posterior.model.simplex)
+                move = scaled(self.direction(cloud, kernel), squares, posterior.model.simplex)
             share = 1.0 if only_down else 1.0 - (number - 1) / self.steps
             W, H = (
                 values + (share * sizes * unit)[:, None, None] * one
-                for values, unit, one in zip(here.values, units, move, strict=True)
+                for values, unit, one in zip(cloud.values, units, move, strict=True)
             )
             W = onto_simplex(W) if posterior.model.simplex else np.maximum(W, 0)
-            there = Cloud.at(posterior, (W, np.maximum(H, 0)))
-            sizes = np.where(there.usable, sizes, 0.5 * sizes)
-            there = there.or_else(here)
-            reached = equal_discrepancy(there, kernel)
-            if only_down and not reached < level:
+            moved = Cloud.at(posterior, (W, np.maximum(H, 0)))
+            sizes = np.where(moved.usable, sizes, 0.5 * sizes)
+            moved = moved.or_else(cloud)
+            new_level = equal_discrepancy(moved, kernel)
+            if only_down and not new_level < level:
                 sizes = 0.5 * sizes
             else:
-                here, level, move = there, reached, None
+                cloud, level, move = moved, new_level, None
                 sizes = GROWTH * sizes if only_down else sizes
-            best = min(best, (level, here.values), key=itemgetter(0))
-            if number == self.steps or not sizes.max() > LEAST:
+            best = min(best, (level, cloud.values), key=itemgetter(0))
+            if number == self.steps or not sizes.max() > MIN_STEP:
                 break
             on_share(number / self.steps)
         on_share(1.0)
-        ends = best[1] if self.downhill else here.values
+        ends = best[1] if self.downhill else cloud.values
         by_w, by_h = (np.ascontiguousarray(one, posterior.data.dtype) for one in ends)
         return (by_w, by_h), number
 
 
 def scaled(move: Pair, squares: list[Array], simplex: bool) -> Pair:
-    """The direction in units of its own size, ``squares`` being averages over the steps."""
-    own = []
+    """Divide a direction by its size; ``squares`` are averages over the steps, updated."""
+    result = []
     for number, one in enumerate(move):
         square = one**2
         if number == 0 and simplex:
             square = square.mean(axis=1, keepdims=True)
         if len(squares) <= number:
             squares.append(square)
-        squares[number] = kept = MEMORY * squares[number] + (1.0 - MEMORY) * square
-        ratio = np.divide(one, np.sqrt(kept), out=np.zeros_like(one), where=kept > 0)
-        own.append(np.where(np.isfinite(ratio), ratio, 0.0))
-    return own[0], own[1]
+        squares[number] = mean = MEMORY * squares[number] + (1.0 - MEMORY) * square
+        ratio = np.divide(one, np.sqrt(mean), out=np.zeros_like(one), where=mean > 0)
+        result.append(np.where(np.isfinite(ratio), ratio, 0.0))
+    return result[0], result[1]
 
 
 @dataclass(frozen=True)
@@ -368,7 +364,7 @@ class SVGD(Descent):
     Parameters
     ----------
     steps
-        Each of which computes all scores once.
+        Number of steps, each of which computes all scores once.
     step
         Size of a step, in units of the mean entry of each factor of the starts: entries move
         by about that, however steep the density. ``"auto"`` is 0.01.
@@ -400,7 +396,7 @@ class SVGD(Descent):
     """
 
     def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
-        """Along the scores of all particles, and away from each other."""
+        """Return the direction along the scores of all particles, and away from each other."""
         return along_scores(cloud, kernel)
 
 
@@ -416,8 +412,8 @@ class SteinDescent(Descent):
     Parameters
     ----------
     steps
-        Each of which computes all scores once, and up to five more gradients where the
-        likelihood is not flat.
+        Number of steps, each of which computes all scores once, and up to five more gradients
+        where the likelihood is not flat.
     step
         Size of a step, in units of the mean entry of each factor of the starts. ``"auto"``
         begins with 0.01, takes no step that leads up, halves it instead, and otherwise lets
@@ -449,6 +445,6 @@ class SteinDescent(Descent):
     downhill: ClassVar[bool] = True
 
     def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
-        """Down the discrepancy."""
+        """Return the direction down the discrepancy."""
         W, H = gradient(cloud, kernel)
         return -W, -H

@@ -1,6 +1,6 @@
-"""Methods that make particles, and the usual one: optimisation from many diverse starts.
+"""Methods that make particles, and the default: optimisation from many diverse starts.
 
-What brings a particle down is scikit-learn's coordinate descent, or updates on the engine.
+The optimiser is scikit-learn's coordinate descent, or multiplicative updates.
 """
 
 import time
@@ -32,24 +32,24 @@ from daskfactor.stein.particles import SIDES, Posterior
 Array = NDArray[Any]
 Optimizer = Literal["coordinate_descent", "multiplicative"]
 OnDone = Callable[[float], None]
-"""Told how many particles are done, a part of one counted as such."""
+"""Called with the number of finished particles, which may be a fraction."""
 
 STARTS: Final = tuple(name for name, kind in KINDS.items() if kind.numbered)
 OPTIMIZERS: Final = ("coordinate_descent", "multiplicative")
-WHOLE: Final = 2**30
-"""Bytes of data up to which whole matrices are put together unasked."""
+MAX_ASSEMBLED: Final = 2**30
+"""Bytes of data up to which ``"auto"`` assembles the matrix in memory."""
 SINGLE: Final = 2**26
-"""Bytes of data up to which every start is a task of its own; beyond, starts take turns."""
+"""Bytes of data up to which every start is one task; beyond, starts run one by one."""
 AWAY: Final = 32
-"""Starts that are sent to a cluster together; here they are two for every lane."""
+"""Starts that are sent to a cluster together; in this process they are two for every lane."""
 
 
 def ignore(done: float) -> None:
-    """Listen to what nobody waits for."""
+    """Ignore progress."""
 
 
 class Particle(NamedTuple):
-    """A factorization in the order of the grid, W (I, K) and H (K, J), and what it took."""
+    """A factorization in the order of the grid, W (I, K) and H (K, J), with its cost."""
 
     number: int
     W: Array
@@ -59,14 +59,14 @@ class Particle(NamedTuple):
 
 
 class ParticleMethod(Algorithm, ABC):
-    """A way to make particles."""
+    """Method to make particles."""
 
     def check_count(self, count: int) -> None:
         """Raise OptionError if it cannot make so many particles."""
         del count
 
     def for_data(self, data: BlockedData, law: TweedieNMF) -> Self:
-        """The same with a choice for what is left ``"auto"``; refuses data and laws."""
+        """Return the method with a choice for every ``"auto"``; refuse data and likelihoods."""
         del data, law
         return self
 
@@ -74,11 +74,11 @@ class ParticleMethod(Algorithm, ABC):
     def particles(
         self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
     ) -> Iterator[Particle]:
-        """Particles of these numbers as they are finished, in order; ``numbers.stop`` in all."""
+        """Yield particles of these numbers, in order; ``numbers.stop`` is their total."""
 
 
-def whole_matrix(data: BlockedData) -> Any:
-    """All of the data in the order of the grid, an array or compressed rows."""
+def assemble_matrix(data: BlockedData) -> Any:
+    """Return all of the data in the order of the grid, an array or compressed rows."""
     X: Any = data.observed_sparse() if data.is_sparse else data.to_numpy()
     if data.row_order is not None:
         X = X[data.row_order][:, data.col_order]
@@ -90,7 +90,7 @@ def whole_matrix(data: BlockedData) -> Any:
 def by_coordinates(
     X: Any, W: Array, H: Array, law: TweedieNMF, max_iter: int, tol: float
 ) -> tuple[Array, Array, int]:
-    """Coordinate descent on ‖X - WH‖²/2 and the penalties; factors and iterations."""
+    """Run coordinate descent on ‖X - WH‖²/2 and the penalties; return factors, iterations."""
     from sklearn.decomposition import non_negative_factorization
 
     W, H, n_iter = non_negative_factorization(
@@ -122,11 +122,12 @@ class Ensemble(ParticleMethod):
         ``"nndsvd"``, which gives one particle.
     optimizer
         ``"coordinate_descent"`` (scikit-learn's; beta = 2, no missing and no negative
-        entries) or ``"multiplicative"`` (ours, for any data and beta). ``"auto"``: the first
-        where it can be had and the data, of at most 1 GiB, are held in memory.
+        entries) or ``"multiplicative"`` (for any data and beta). ``"auto"``: the first
+        where it is possible and the data, of at most 1 GiB, are in memory.
     max_iter, tol
-        When to stop; None: 200 and 1e-4 for coordinate descent, scikit-learn's defaults, and
-        300 and 1e-4 for multiplicative updates (see :class:`MultiplicativeUpdates`).
+        Limits of iterations and of relative change; None: 200 and 1e-4 for coordinate descent,
+        scikit-learn's defaults, and 300 and 1e-4 for multiplicative updates (see
+        :class:`MultiplicativeUpdates`).
     transfer_rank
         Rank of the transfer matrices.
 
@@ -173,79 +174,76 @@ class Ensemble(ParticleMethod):
         """Refuse many particles of a start that is always the same."""
         if not KINDS[self.start].varies and count > 1:
             raise OptionError(
-                f'start="{self.start}" gives one and the same start, {count} were asked for; '
-                'take start="nndsvdar" or "q_transform", or particles=1'
+                f'start="{self.start}" gives one start only, got particles={count}; '
+                'pass start="nndsvdar" or "q_transform", or particles=1'
             )
 
     def for_data(self, data: BlockedData, law: TweedieNMF) -> Self:
-        """The same with an optimiser by name; refuses coordinate descent where it cannot be had.
+        """Return the method with an optimiser by name; refuse coordinate descent if impossible.
 
-        The choice depends on the data, and on nothing of the executor: particles would differ.
+        The choice depends on the data, not on the executor, so that particles do not.
 
         Raises
         ------
         OptionError
-            With what is in the way.
+            With the reason.
         """
         if self.optimizer == "multiplicative":
             return self
-        hindrance = None
+        reason = None
         if not law.likelihood.normal:
-            hindrance = f"it brings down ‖V - WH‖², and the model has {law.likelihood}"
+            reason = f"it minimises ‖V - WH‖², and the model has {law.likelihood}"
         elif (law.shape_w, law.shape_h) != (1.0, 1.0):
-            hindrance = "its penalties are linear, and the model has gamma priors"
+            reason = "its penalties are linear, and the model has gamma priors"
         elif data.n_missing:
-            hindrance = f"it knows no missing entries, of which there are {data.n_missing}"
+            reason = f"it takes no missing entries, and the data have {data.n_missing}"
         elif data.minimum < 0:
-            hindrance = f"it takes no negative entries, and the data go down to {data.minimum:g}"
-        large = not data.in_memory or data.nbytes > WHOLE
-        if hindrance is None and not (self.optimizer == "auto" and large):
+            reason = f"it takes no negative entries, and the data go down to {data.minimum:g}"
+        large = not data.in_memory or data.nbytes > MAX_ASSEMBLED
+        if reason is None and not (self.optimizer == "auto" and large):
             return replace(self, optimizer="coordinate_descent")
         if self.optimizer == "auto":
             return replace(self, optimizer="multiplicative")
         raise OptionError(
-            f'optimizer="coordinate_descent" cannot be used: {hindrance}; use "multiplicative"'
+            f'optimizer="coordinate_descent" cannot be used: {reason}; use "multiplicative"'
         )
 
     def particles(
         self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
     ) -> Iterator[Particle]:
-        """Small data, and wherever coordinates descend: a task for every start.
+        """Optimise every start as one task, as many at a time as lanes and memory allow.
 
-        As many at a time as there are lanes and whole matrices have room. Larger data: the
-        blocks of one start after the other on all lanes.
+        Multiplicative updates of large data run one start after the other on all lanes.
         """
         executor, data, law = posterior.executor, posterior.data, posterior.model.for_optimizers()
         method = self.for_data(data, law)
-        stacked = method.optimizer == "multiplicative"
+        updates = method.optimizer == "multiplicative"
         start = prepare_starts(
-            executor, data, law, method.start, numbers.stop, seed, method.transfer_rank, stacked
+            executor, data, law, method.start, numbers.stop, seed, method.transfer_rank, updates
         )
         tol = 1e-4 if method.tol is None else method.tol
 
         def one(number: int, runner: Executor, on_done: OnDone = ignore) -> Particle:
-            def tell(done: int, of: int) -> None:
-                on_done(number + done / of)
-
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             W, H = start(number)
-            if stacked:
+            if updates:
                 state = runner.distribute(make_state(data.grid, W, H.T.copy()))
                 rule = DispersionRule(law, data)
                 limits = method.max_iter or 300, tol
-                fit = run_updates(Descent(data, law, runner, state, rule), *limits, tell)
+                descent = Descent(data, law, runner, state, rule)
+                fit = run_updates(descent, *limits, lambda n, of: on_done(number + n / of))
                 W, Ht = (fit.state.gather(side) for side in SIDES)
                 H, n_iter = np.ascontiguousarray(Ht.T), fit.objective[-1][0]
             else:
-                X = whole_matrix(data)
+                X = assemble_matrix(data)
                 W, H, n_iter = by_coordinates(X, W, H, law, method.max_iter or 200, tol)
-            return Particle(number, W, H, time.perf_counter() - begun, n_iter)
+            return Particle(number, W, H, time.perf_counter() - start_time, n_iter)
 
         def alone(number: int, work: Workspace) -> Particle:
             del work
             return one(number, SerialExecutor())
 
-        if stacked and data.nbytes > SINGLE:
+        if updates and data.nbytes > SINGLE:
             for number in numbers:
                 yield executor.retry_on_loss(partial(one, number, executor, on_done))
             return
@@ -254,5 +252,5 @@ class Ensemble(ParticleMethod):
         step = max(1, min(step, memory_budget(None) // (2 * data.nbytes)))
         for at in range(0, len(numbers), step):
             with silent():
-                found = executor.map(alone, numbers[at : at + step], "warm-start")
-            yield from found
+                particles = executor.map(alone, numbers[at : at + step], "warm-start")
+            yield from particles

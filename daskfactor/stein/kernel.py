@@ -49,21 +49,21 @@ class Multiquadric:
         return 1.0 + np.asarray(r2, dtype=np.float64) / self.scale**2
 
     def value(self, r2: ArrayLike) -> Array:
-        """κ."""
+        """Return κ."""
         return np.asarray(0.5 * self._part(r2) ** self.power)
 
     def slope(self, r2: ArrayLike) -> Array:
-        """κ', the derivative in r²: ∇_x k = 2 κ' (x - y)."""
+        """Return κ', the derivative in r²: ∇_x k = 2 κ' (x - y)."""
         factor = 0.5 * self.power / self.scale**2
         return np.asarray(factor * self._part(r2) ** (self.power - 1.0))
 
     def bend(self, r2: ArrayLike) -> Array:
-        """κ'', the second derivative in r²."""
+        """Return κ'', the second derivative in r²."""
         factor = 0.5 * self.power * (self.power - 1.0) / self.scale**4
         return np.asarray(factor * self._part(r2) ** (self.power - 2.0))
 
     def trace(self, r2: ArrayLike, dimension: int) -> Array:
-        """Σ_i ∂²k / ∂x_i ∂y_i = -2 d κ' - 4 r² κ'', d the number of coordinates."""
+        """Return Σ_i ∂²k / ∂x_i ∂y_i = -2 d κ' - 4 r² κ'', d the number of coordinates."""
         r2 = np.asarray(r2, dtype=np.float64)
         return np.asarray(-2.0 * dimension * self.slope(r2) - 4.0 * r2 * self.bend(r2))
 
@@ -122,7 +122,7 @@ class IMQ:
             object.__setattr__(self, name, float(value))
 
     def resolve(self, r2_w: ArrayLike, r2_h: ArrayLike) -> Self:
-        """The same with every ``"median"`` a number.
+        """Return the kernel with a number for every ``"median"``.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class IMQ:
 
     @property
     def blocks(self) -> tuple[Multiquadric, Multiquadric]:
-        """The kernels of W and of H; scales must be numbers."""
+        """Kernels of W and of H; scales must be numbers."""
         scales = self.scale_w, self.scale_h
         if isinstance(scales[0], str) or isinstance(scales[1], str):
             raise OptionError(
@@ -145,9 +145,9 @@ class IMQ:
 
 
 def median_distance(r2: ArrayLike) -> float:
-    """Median distance between two different particles, from squared distances (M, M).
+    """Return the median distance between two particles, from squared distances (M, M).
 
-    1 where there is none: of a single particle, or of particles that are all the same.
+    It is 1 for a single particle, or particles that are all the same.
     """
     table = np.asarray(r2, dtype=np.float64)
     pairs = table[np.triu_indices(len(table), 1)]
@@ -156,7 +156,7 @@ def median_distance(r2: ArrayLike) -> float:
 
 
 class Block(NamedTuple):
-    """One block as the matrix needs it: r², (s_i - s_j)·(θ_i - θ_j), s_i·s_j, and d."""
+    """Terms of one block of the matrix: r², (s_i - s_j)·(θ_i - θ_j), s_i·s_j, and d."""
 
     r2: Array
     cross: Array
@@ -165,17 +165,18 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, gram: Array, cross: Array, score: Array, dimension: int) -> Self:
-        """From inner products of centred particles, of centred scores with them, of scores."""
-        own = np.diag(cross)
-        return cls(squared_distances(gram), own[:, None] + own - cross - cross.T, score, dimension)
+        """Compute it from inner products of centred particles, centred scores with them, scores."""
+        diagonal = np.diag(cross)
+        differences = diagonal[:, None] + diagonal - cross - cross.T
+        return cls(squared_distances(gram), differences, score, dimension)
 
     def terms(self, kernel: Multiquadric) -> Array:
-        """What this block adds to the matrix besides k s_i·s_j."""
+        """Return the terms of this block besides k s_i·s_j."""
         return kernel.trace(self.r2, self.dimension) - 2.0 * kernel.slope(self.r2) * self.cross
 
 
 def squared_distances(gram: Array) -> Array:
-    """|x_i - x_j|² from the Gram matrix of centred points, exactly 0 on the diagonal."""
+    """Return |x_i - x_j|² from the Gram matrix of centred points, exactly 0 on the diagonal."""
     norms = np.diag(gram)
     table = np.maximum(norms[:, None] + norms - 2.0 * gram, 0.0)
     np.fill_diagonal(table, 0.0)
@@ -183,17 +184,17 @@ def squared_distances(gram: Array) -> Array:
 
 
 def assemble(blocks: tuple[Block, Block], kernel: IMQ) -> Array:
-    """The Stein matrix (M, M) from both blocks; the kernel's scales are numbers."""
-    kernels = kernel.blocks
-    value = sum(own.value(block.r2) for own, block in zip(kernels, blocks, strict=True))
+    """Return the Stein matrix (M, M) of both blocks; the kernel's scales are numbers."""
+    pairs = list(zip(kernel.blocks, blocks, strict=True))
+    value = sum(part.value(block.r2) for part, block in pairs)
     matrix = value * (blocks[0].score + blocks[1].score)
-    for own, block in zip(kernels, blocks, strict=True):
-        matrix = matrix + block.terms(own)
+    for part, block in pairs:
+        matrix = matrix + block.terms(part)
     return np.asarray((matrix + matrix.T) / 2.0)
 
 
 def checked_matrix(matrix: ArrayLike) -> Array:
-    """A Stein matrix, symmetric and finite.
+    """Return a Stein matrix, symmetric and finite.
 
     Raises
     ------
@@ -205,8 +206,8 @@ def checked_matrix(matrix: ArrayLike) -> Array:
     if not (square and np.isfinite(K).all()):
         raise OptionError(
             f"a Stein matrix must be a finite square matrix, got shape {K.shape} with "
-            f"{int((~np.isfinite(K)).sum())} values that are not finite; leave particles out that "
-            "have no finite score"
+            f"{int((~np.isfinite(K)).sum())} values that are not finite; leave out particles "
+            "without a finite score"
         )
     if np.abs(K - K.T).max() > SYMMETRIC * np.abs(K).max():
         raise OptionError("a Stein matrix must be symmetric, got one that is not; pass (K + K.T)/2")
@@ -214,7 +215,7 @@ def checked_matrix(matrix: ArrayLike) -> Array:
 
 
 def checked_weights(weights: Any, count: int) -> Array:
-    """Probability masses (M,) that add up to 1 exactly.
+    """Return probability masses (M,) that add up to 1 exactly.
 
     Raises
     ------
@@ -235,7 +236,7 @@ def checked_weights(weights: Any, count: int) -> Array:
 
 
 def discrepancy(matrix: ArrayLike, weights: ArrayLike | None = None) -> float:
-    r"""Kernelised Stein discrepancy :math:`\sqrt{w^\top K w}` of weighted particles.
+    r"""Return the kernelised Stein discrepancy :math:`\sqrt{w^\top K w}` of weighted particles.
 
     Parameters
     ----------
@@ -247,7 +248,7 @@ def discrepancy(matrix: ArrayLike, weights: ArrayLike | None = None) -> float:
     Returns
     -------
     float
-        At least 0: rounding below is taken for 0. The paper's figures show its square.
+        At least 0: negative rounding errors become 0. The paper's figures show its square.
 
     References
     ----------
@@ -259,7 +260,7 @@ def discrepancy(matrix: ArrayLike, weights: ArrayLike | None = None) -> float:
 
 
 def stein_weights(matrix: ArrayLike) -> Array:
-    r"""Probability masses of least discrepancy: :math:`\min_w w^\top K w` on the simplex.
+    r"""Return the masses of least discrepancy: :math:`\min_w w^\top K w` on the simplex.
 
     With :math:`K = L^\top L` the solution of the non-negative least squares problem
     :math:`L w = 0, \; 1^\top w = 1` is that of the quadratic programme but for its scale.
@@ -303,15 +304,15 @@ def stein_weights(matrix: ArrayLike) -> Array:
             candidates.append(_least_squares(K, np.sqrt(diagonal)))
         except RuntimeError as error:  # more iterations than scipy allows
             warn(
-                f"no best weights were found ({error}); equal weights or the best single particle "
-                "are returned, whichever is better",
+                f"the optimisation of the weights failed ({error}); equal weights or the best "
+                "particle are returned, whichever is better",
                 SamplingWarning,
             )
     return min(candidates, key=lambda w: float(w @ K @ w))
 
 
 def _least_squares(K: Array, size: Array) -> Array:
-    """The weights by NNLS, for u = w times ``size``, in which the diagonal is 1."""
+    """Compute the weights by NNLS, for u = w times ``size``, in which the diagonal is 1."""
     values, vectors = np.linalg.eigh(K / size / size[:, None])
     if values[0] < -NEGATIVE * values[-1]:
         warn(

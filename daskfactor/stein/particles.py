@@ -1,13 +1,12 @@
-"""Sets of pairs of factors, and what a posterior says of them: divergences, scores, Stein matrix.
+"""Sets of pairs of factors, and their divergences, scores and Stein matrix under a posterior.
 
 All models here have a log density of the form ℓ(d) + Σ log p(W) + Σ log p(H), d = Σ d_β(v|μ)
 over the observed entries, so that the score is ℓ'(d) ∇d and a slope of the prior.
 
 A band of W is taken against all the blocks it meets, every block being read once for all
-particles, and the same for H. That computes each gradient twice, but leaves nothing larger
-than a band of the particles behind: what is made of scores can be made at once. A Stein
-matrix is summed over slabs of coordinates: nothing of size particles² x dimension exists, nor
-are all scores there at a time.
+particles, and the same for H. That computes each gradient twice, but allocates nothing larger
+than a band of the particles: scores are reduced at once. A Stein matrix is summed over slabs
+of coordinates: nothing of size particles² x dimension exists, nor are all scores in memory.
 """
 
 import math
@@ -40,13 +39,13 @@ NAMES: Final = {"rows": "W", "columns": "H"}
 LOAD_SHARE: Final = 4
 """Lazy particles are read into memory if they take no more than one part in so many of it."""
 TINY: Final = 1e-30
-"""Where the slope of a gamma prior, (shape - 1)/θ, stops growing."""
+"""Value of θ below which the slope of a gamma prior, (shape - 1)/θ, stops growing."""
 SLAB_BYTES: Final = 2**21
-"""Of the values of all particles that are in double precision at a time."""
+"""Bytes of the values of all particles in double precision at a time."""
 
 
 def read(source: Any, index: Any) -> Array:
-    """A part of an array; of a lazy one in this thread, which may be one of a worker's."""
+    """Read a part of an array; a lazy one in this thread, which may be a worker's."""
     part = source[index]
     if hasattr(part, "compute"):
         part = part.compute(scheduler="synchronous")
@@ -54,9 +53,9 @@ def read(source: Any, index: Any) -> Array:
 
 
 def factors_of(tree: xr.DataTree) -> tuple[Any, Any]:
-    """W (chain, draw, row, component) and H (chain, draw, component, column) of a run.
+    """Return W (chain, draw, row, component) and H (chain, draw, component, column) of a run.
 
-    Arrays as they were put down, or lazy ones of a store.
+    They are arrays in memory, or lazy ones of a store.
     """
     group, draws = tree["posterior"].to_dataset(), ("chain", "draw")
     return (
@@ -67,7 +66,7 @@ def factors_of(tree: xr.DataTree) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Particles:
-    """M pairs of factors of some data, read band by band from wherever they are.
+    """M pairs of factors of some data, read band by band.
 
     Attributes
     ----------
@@ -75,11 +74,11 @@ class Particles:
         Arrays (M, I, K) and (M, K, J) that can be sliced: NumPy, memory-mapped, zarr, dask,
         xarray.
     data
-        Whose grid cuts them into bands, and whose type they are read in.
+        Its grid cuts them into bands, and they are read in its type.
     ordered
-        Whether rows and columns are in the grid's order already, or in the caller's.
+        True if rows and columns are in the grid's order, False if in the caller's.
     shrink
-        (M, K): what columns of W are divided by, and rows of H multiplied with; None: one.
+        (M, K): divisors of columns of W, and factors of rows of H; None: one.
     """
 
     W: Any
@@ -90,7 +89,7 @@ class Particles:
 
     @classmethod
     def of(cls, W: Any, H: Any, data: BlockedData) -> Self:
-        """Particles in the caller's order.
+        """Return particles in the caller's order.
 
         Raises
         ------
@@ -119,12 +118,12 @@ class Particles:
 
     @property
     def count(self) -> int:
-        """M."""
+        """Number of particles M."""
         return int(self.W.shape[0])
 
     @property
     def width(self) -> int:
-        """K."""
+        """Number of components K."""
         return int(self.W.shape[2])
 
     @property
@@ -133,14 +132,14 @@ class Particles:
         return self.count * self.width * sum(self.data.shape) * self.data.dtype.itemsize
 
     def loaded(self) -> Self:
-        """The same in memory, if they are not there and take little of it."""
+        """Return the particles in memory, if they are lazy and small."""
         lazy = [not isinstance(one, np.ndarray) for one in (self.W, self.H)]
         if not any(lazy) or self.nbytes > memory_budget(None) // LOAD_SHARE:
             return self
         return replace(self, W=read(self.W, slice(None)), H=read(self.H, slice(None)))
 
     def band(self, side: Side, number: int) -> Array:
-        """One band of all particles: (M, rows of the band, K), each C-contiguous."""
+        """Read one band of all particles: (M, rows of the band, K), each C-contiguous."""
         data, dtype = self.data, self.data.dtype
         bands, order = (
             (data.grid.rows, data.row_order) if side == "rows" else (data.grid.cols, data.col_order)
@@ -160,7 +159,7 @@ class Particles:
         return values if values[0].flags.c_contiguous else np.ascontiguousarray(values)
 
     def checked(self, executor: Executor, simplex: bool) -> Self:
-        """The same once looked at; on the simplex, columns of W divided by sums, every WH kept.
+        """Check the particles; on the simplex, divide columns of W by their sums and keep every WH.
 
         Raises
         ------
@@ -169,7 +168,7 @@ class Particles:
             zero and cannot be put on the simplex.
         """
 
-        def look(item: tuple[Side, int], work: Workspace) -> tuple[Array, ...]:
+        def extremes(item: tuple[Side, int], work: Workspace) -> tuple[Array, ...]:
             del work
             values = self.band(*item)
             finite = np.asarray(np.isfinite(values).all(axis=(1, 2)))
@@ -177,8 +176,8 @@ class Particles:
 
         blocks = self.data.grid.blocks
         items = [(side, number) for side in SIDES for number in range(blocks)]
-        found = executor.map(look, items, "check-particles")
-        for side, bands in zip(SIDES, (found[:blocks], found[blocks:]), strict=True):
+        checks = executor.map(extremes, items, "check-particles")
+        for side, bands in zip(SIDES, (checks[:blocks], checks[blocks:]), strict=True):
             least = np.min([one for one, _, _ in bands], axis=0)
             finite = np.all([one for _, one, _ in bands], axis=0)
             with np.errstate(invalid="ignore"):
@@ -191,13 +190,13 @@ class Particles:
                 )
         if not simplex:
             return self
-        sums = np.sum([one for _, _, one in found[:blocks]], axis=0)
+        sums = np.sum([one for _, _, one in checks[:blocks]], axis=0)
         _check_sums(sums, "particle", "leave that particle out")
         return replace(self, shrink=sums)
 
 
 def _check_sums(sums: Array, what: str, advice: str) -> None:
-    """Refuse sums of the columns of W, (M, K), that they cannot be divided by."""
+    """Refuse sums of the columns of W, (M, K), that are zero."""
     zero = np.argwhere(~(sums > 0))
     if zero.size:
         number, component = zero[0]
@@ -208,9 +207,9 @@ def _check_sums(sums: Array, what: str, advice: str) -> None:
 
 
 def on_simplex(W: Array, H: Array) -> tuple[Array, Array]:
-    """The same product with columns of W that add up to 1.
+    """Return factors of the same product with columns of W that add up to 1.
 
-    A component that is zero in all of W has any column there, and a row of zeros in H.
+    A component that is zero in all of W gets a uniform column there, and a row of zeros in H.
     """
     sums = W.sum(axis=0, dtype=np.float64)
     dead = ~(sums > 0)
@@ -220,7 +219,7 @@ def on_simplex(W: Array, H: Array) -> tuple[Array, Array]:
 
 
 class BandScore(NamedTuple):
-    """One band of all particles and what its scores are made of.
+    """One band of all particles, and the terms of its scores.
 
     ``values`` (M, m, K); ``gradient`` of the negative divergence, of that shape; ``slope``
     (M,), its factor in the score; ``rate`` and ``excess`` of the prior, λ and a - 1;
@@ -235,9 +234,9 @@ class BandScore(NamedTuple):
     free: NDArray[np.float64]
 
     def slabs(self) -> Iterator[Slab]:
-        """A few rows at a time, in double precision.
+        """Yield a few rows at a time, in double precision.
 
-        Which; values and scores, (M, rows, K); and the log prior Σ (a - 1) log θ - λ θ over
+        Their slice; values and scores, (M, rows, K); and the log prior Σ (a - 1) log θ - λ θ over
         the free entries, constants left out: (M,).
         """
         count, rows, width = self.values.shape
@@ -256,13 +255,13 @@ class BandScore(NamedTuple):
             yield part, values, score, prior
 
 
-def added(parts: Iterable[tuple[Array, ...]]) -> tuple[Array, ...]:
-    """Tuples of arrays added up in the order in which they come, one at a time."""
+def add_up(parts: Iterable[tuple[Array, ...]]) -> tuple[Array, ...]:
+    """Add up tuples of arrays in their order, one at a time."""
     return reduce(lambda total, part: tuple(map(np.add, total, part)), parts)
 
 
 def products(band: BandScore) -> tuple[Array, ...]:
-    """Sums over one band, slab by slab in double precision: all that a Stein matrix needs.
+    """Return the sums over one band from which a Stein matrix is computed, in double precision.
 
     Gram matrix of the particles, inner products of scores with them and of scores, (M, M)
     each; sums of scores and of particles over rows, (M, K); the log prior, (M,). Particles
@@ -278,7 +277,7 @@ def products(band: BandScore) -> tuple[Array, ...]:
         s -= s.mean(axis=0)
         return x @ x.T, s @ x.T, gram, *sums, prior
 
-    return added(of_slab(*slab) for _, *slab in band.slabs())
+    return add_up(of_slab(*slab) for _, *slab in band.slabs())
 
 
 class Scores(NamedTuple):
@@ -296,9 +295,9 @@ class Scores(NamedTuple):
 
 
 class Stein(NamedTuple):
-    """A Stein matrix (M, M), the kernel it is under, and of the particles (M,) each.
+    """A Stein matrix (M, M), its kernel, and statistics of the particles, (M,) each.
 
-    ``log_density`` up to a constant; ``divergence``, Σ d_β.
+    ``log_density`` is up to a constant; ``divergence`` is Σ d_β.
     """
 
     matrix: Array
@@ -309,17 +308,17 @@ class Stein(NamedTuple):
 
 @dataclass(frozen=True)
 class Posterior:
-    """A posterior of some data, and how sets of particles are measured against it.
+    """A posterior of some data, with the scores and Stein matrix of sets of particles.
 
     Attributes
     ----------
     executor, data
-        Where passes over the data run, and the data.
+        Executor of passes over the data, and the data.
     model
-        One that answers `of_divergence`, with numbers for all that it needs; under a
+        A model with `of_divergence` whose settings are numbers; under a
         `SILFNMF` columns of W add up to 1.
     kernel, tangent
-        Of the Stein discrepancy, see :func:`stein_discrepancy`.
+        Options of the Stein discrepancy, see :func:`stein_discrepancy`.
     """
 
     executor: Executor
@@ -338,19 +337,19 @@ class Posterior:
         tangent: bool,
         seed: int = 0,
     ) -> Self:
-        """Decide what the model leaves ``"auto"``; a dispersion as evidences do, by a fit."""
+        """Choose numbers for ``"auto"`` settings; a dispersion as for evidences, by a fit."""
         auto = getattr(model, "dispersion", 1.0) == "auto"
         phi = chosen_dispersion(data, model, seed, executor) if auto else math.nan
         return cls(executor, data, model.with_numbers(data.level, phi), kernel, tangent)
 
     @property
     def floor(self) -> float:
-        """Smallest μ that the divergence is taken at; none for real-valued means."""
+        """Smallest μ of the divergence; minus infinity for real-valued means."""
         law = self.model.likelihood
         return -math.inf if law.normal else mean_floor(self.data, law)
 
     def objectives(self, divergence: Array) -> Array:
-        """Take the objectives of a `SILFNMF` at summed divergences."""
+        """Return the objectives of a `SILFNMF` at summed divergences."""
         return np.asarray(self.model.factor * divergence + 0.0)  # no -0.0
 
     def prior(self, side: Side) -> tuple[float, float]:
@@ -359,7 +358,7 @@ class Posterior:
         return rate, shape - 1.0
 
     def frozen(self, side: Side) -> NDArray[np.bool_]:
-        """Return which components are constants, (K,)."""
+        """Return a mask of components that are constants, (K,)."""
         mask = self.model.frozen[SIDES.index(side)]
         return np.zeros(self.model.n_components, bool) if mask is None else mask
 
@@ -369,11 +368,11 @@ class Posterior:
         return length * int((~self.frozen(side)).sum())
 
     def particles(self, W: Any, H: Any) -> Particles:
-        """Arrays (M, I, K) and (M, K, J) in the grid's order, of any float type, as particles."""
+        """Return particles of arrays (M, I, K) and (M, K, J) in the grid's order."""
         return Particles(W, H, self.data, ordered=True)
 
     def in_double(self, W: Any, H: Any) -> Pair:
-        """Starts (M, I, K) and (M, K, J) in double precision, on the simplex under a `SILFNMF`.
+        """Return starts (M, I, K), (M, K, J) in double precision, on the simplex under a `SILFNMF`.
 
         Raises
         ------
@@ -389,21 +388,21 @@ class Posterior:
         return W, H
 
     def divergences(self, particles: Particles) -> NDArray[np.float64]:
-        """Σ d_β(v|μ) over the observed entries, of every particle: (M,).
+        """Return Σ d_β(v|μ) over the observed entries, of every particle: (M,).
 
         Every block is read once; sums are taken in the blocks' order, whatever the executor.
         """
-        # What is mapped may go to other machines: it must not hold the executor.
+        # Mapped functions may go to other machines, so they must not refer to the executor.
         data, likelihood, floor = self.data, self.model.likelihood, self.floor
         blocks = data.grid.blocks
 
         def one_row(row: int, work: Workspace) -> NDArray[np.float64]:
-            own = particles.band("rows", row)
+            rows = particles.band("rows", row)
             sums = np.zeros((blocks, particles.count, 2))
             for col in range(blocks):
-                theirs = particles.band("columns", col)
+                columns = particles.band("columns", col)
                 view = data.view(row, col)
-                for *pair, out in zip(own, theirs, sums[col], strict=True):
+                for *pair, out in zip(rows, columns, sums[col], strict=True):
                     blockwise.evaluate((view, likelihood, (*pair,), floor), out, work)
             return sums[..., 0]
 
@@ -417,14 +416,14 @@ class Posterior:
         slope: NDArray[np.float64],
         use: Callable[[BandScore], R],
     ) -> tuple[list[R], list[R]]:
-        """What ``use`` makes of the scores of every band of W, and of every band of H.
+        """Apply ``use`` to the scores of every band of W, and of every band of H.
 
         Parameters
         ----------
         slope
             (M,): ℓ' at the particles' divergences.
         use
-            Called where the band was computed, with arrays that are its own.
+            Called where the band was computed, with arrays that it may change.
         """
         data, likelihood, floor = self.data, self.model.likelihood, self.floor
         prior = {
@@ -435,23 +434,23 @@ class Posterior:
         def one(item: tuple[Side, int], work: Workspace) -> R:
             side, number = item
             by_rows = side == "rows"
-            own = particles.band(side, number)
-            gradient = np.zeros(own.shape, own.dtype)
+            values = particles.band(side, number)
+            gradient = np.zeros(values.shape, values.dtype)
             for other in range(blocks):
-                theirs = particles.band("columns" if by_rows else "rows", other)
+                others = particles.band("columns" if by_rows else "rows", other)
                 view = data.view(number, other) if by_rows else data.view(other, number)
-                for mine, its, out in zip(own, theirs, gradient, strict=True):
-                    pair = (mine, its) if by_rows else (its, mine)
+                for first, second, out in zip(values, others, gradient, strict=True):
+                    pair = (first, second) if by_rows else (second, first)
                     sums = Sums.of(0 if by_rows else 1, 2, out)
                     blockwise.accumulate((view, likelihood, pair, floor), "score", sums, work)
-            return use(BandScore(own, gradient, slope, *prior[side]))
+            return use(BandScore(values, gradient, slope, *prior[side]))
 
         items = [(side, number) for side in SIDES for number in range(blocks)]
-        made = self.executor.map(one, items, "gradient")
-        return made[:blocks], made[blocks:]
+        results = self.executor.map(one, items, "gradient")
+        return results[:blocks], results[blocks:]
 
     def scores(self, particles: Particles) -> Scores:
-        r"""Scores of all particles as arrays, as large as the particles themselves.
+        r"""Return the scores of all particles as arrays, as large as the particles themselves.
 
         .. math:: \nabla \log p(W, H | V) = \ell'(d) \nabla d - \lambda + (a - 1) / \theta
 
@@ -467,18 +466,18 @@ class Posterior:
 
         def keep(band: BandScore) -> tuple[Array, NDArray[np.float64]]:
             prior = np.zeros(len(band.values))
-            for part, _, score, own in band.slabs():
-                prior += own
+            for part, _, score, log_prior in band.slabs():
+                prior += log_prior
                 band.gradient[:, part] = score
             return band.gradient, prior
 
         sides = self.over_bands(particles, slope, keep)
-        rows, cols = (np.concatenate([own for own, _ in bands], axis=1) for bands in sides)
-        prior = np.sum([own for bands in sides for _, own in bands], axis=0)
+        rows, cols = (np.concatenate([one for one, _ in bands], axis=1) for bands in sides)
+        prior = np.sum([one for bands in sides for _, one in bands], axis=0)
         return Scores(rows, cols.swapaxes(1, 2), divergence, value + prior)
 
     def stein_matrix(self, particles: Particles) -> Stein:
-        """Kernelised Stein matrix of all particles, summed over bands in a fixed order.
+        """Return the kernelised Stein matrix of all particles, summed over bands in a fixed order.
 
         The same bits from every executor on the same grid.
         """
@@ -486,14 +485,14 @@ class Posterior:
         value, slope, _ = self.model.of_divergence(divergence)
         blocks, prior = [], np.zeros(particles.count)
         for side, bands in zip(SIDES, self.over_bands(particles, slope, products), strict=True):
-            gram, cross, score, score_sums, value_sums, own = added(bands)
+            gram, cross, score, score_sums, value_sums, log_prior = add_up(bands)
             if self.tangent and side == "rows":  # less the column means
                 rows = self.data.shape[0]
                 means = score_sums / rows
                 score = score - rows * means @ means.T
                 cross = cross - (means - means.mean(axis=0)) @ value_sums.T
             blocks.append(Block.of(gram, cross, score, self.dimension(side)))
-            prior += own
+            prior += log_prior
         kernel = self.kernel.resolve(blocks[0].r2, blocks[1].r2)
         matrix = assemble((blocks[0], blocks[1]), kernel)
         return Stein(matrix, kernel, value + prior, divergence)

@@ -1,4 +1,4 @@
-"""The verbs: posteriors made of a few weighted factorizations, and how far they are from one."""
+"""The verbs ``stein_posterior`` and ``stein_discrepancy``."""
 
 import json
 import time
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 FEW: Final = 0.5
-"""Share of particles within the threshold below which a warning tells so."""
+"""Share of particles within the threshold below which a warning is given."""
 
 
 def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
-    """The kernel, or the model's usual one; refuses what no data are needed to refuse."""
+    """Return the kernel, or the model's default; refuse models and kernels before data are read."""
     if not getattr(model, "has_scores", False):
         raise OptionError(
-            "a Stein discrepancy is known from the posterior of a SILFNMF(n_components=...) and "
-            f"of a TweedieNMF(n_components=...), got {model!r}"
+            "model must be a SILFNMF(n_components=...) or a TweedieNMF(n_components=...), got "
+            f"{model!r}, which has no scores for a Stein discrepancy"
         )
     model.check_settled("a Stein discrepancy")
     if tangent and not model.simplex:
@@ -57,9 +57,7 @@ def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
     if kernel is None:
         return IMQ() if "threshold" in model.from_data else IMQ("median", "median")
     if not isinstance(kernel, IMQ):
-        raise OptionError(
-            f"kernel must be IMQ(...), got {kernel!r}; leave it out for the usual one"
-        )
+        raise OptionError(f"kernel must be IMQ(...), got {kernel!r}; leave it out for the default")
     return kernel
 
 
@@ -79,7 +77,7 @@ def stein_posterior(
     overwrite: bool = False,
     **options: Unpack[OnMatrix],
 ) -> xr.DataTree:
-    r"""A posterior made of a few factorizations with probability masses.
+    r"""Approximate a posterior by a few factorizations with probability masses.
 
     .. math:: p(W, H | V) \approx \sum_m w_m \delta_{(W_m, H_m)}, \quad
         w = \arg\min_{w \ge 0,\, 1^\top w = 1} w^\top K w
@@ -95,9 +93,8 @@ def stein_posterior(
         The posterior: a :class:`SILFNMF`, under which all factorizations that are good
         enough are equally likely, or a :class:`TweedieNMF`.
     method
-        How particles are made; left out, ``Ensemble()``: optimisation from Q-Transform
-        starts. :class:`SimplexHMC`, :class:`SVGD` and :class:`SteinDescent` are there to be
-        compared with.
+        Method that makes particles; by default ``Ensemble()``: optimisation from Q-Transform
+        starts. :class:`SimplexHMC`, :class:`SVGD` and :class:`SteinDescent` are for comparison.
     particles
         Number M of particles.
     pilot
@@ -109,7 +106,7 @@ def stein_posterior(
         Give the components of every particle the order of the first one's before weighing,
         by the angles between columns of W. The posterior does not change with the order, but
         the kernel, a matter of distances, takes one factorization in two orders for two
-        modes. False leaves them as they were found.
+        modes. False leaves them as they are.
     random_seed
         The same seed, from 0 to 2⁶⁴ - 1, gives the same particles on every executor.
     store
@@ -191,28 +188,28 @@ def stein_posterior(
 
 
 def resume_run(
-    held: "RunStore",
+    run: "RunStore",
     described: dict[str, Any],
     V: Any,
     memory_limit: int | str | None,
     **options: Unpack[Running],
 ) -> None:
-    """Make the particles that a store lacks, and weigh them; what `daskfactor.resume` calls."""
-    _, meta = held.load_checkpoint()
+    """Make the particles that a store lacks, and weigh them, for `daskfactor.resume`."""
+    _, meta = run.load_checkpoint()
     seconds = float(meta.get("seconds", 0.0))
-    if "stein" in held.tree().children:
-        known = held.attrs.get("sampling_time", 0.0)  # not there, if it was killed just then
-        close_run(held, {"sampling_time": max(known, seconds)})
+    if "stein" in run.tree().children:
+        earlier = run.attrs.get("sampling_time", 0.0)  # missing, if it was killed just then
+        close_run(run, {"sampling_time": max(earlier, seconds)})
         return
-    with version_errors(held):
+    with version_errors(run):
         planned = ParticleOptions.from_dict(described["options"])
         model = model_from_dict(described["model"])
-        held.check_plan(1, planned.dtype, model.n_components, np.arange(planned.particles))
+        run.check_plan(1, planned.dtype, model.n_components, np.arange(planned.particles))
         method = algorithm_from_dict(
             ParticleMethod, described["sampler"], "the particles were made by a method"
         )
-    with session_again(held, V, model, memory_limit, **options) as opened:
-        ParticleRun.of(opened, model, method, planned).go(held, int(meta["draws"]), seconds)
+    with session_again(run, V, model, memory_limit, **options) as opened:
+        ParticleRun.of(opened, model, method, planned).go(run, int(meta["draws"]), seconds)
 
 
 def _check_room(data: BlockedData, model: Any, count: int) -> None:
@@ -234,7 +231,7 @@ def _check_room(data: BlockedData, model: Any, count: int) -> None:
 
 
 class ParticleOptions(NamedTuple):
-    """What was asked for; plain values, written into the results."""
+    """Options of a set of particles; plain values, written into the results."""
 
     particles: int
     pilot: int
@@ -251,7 +248,7 @@ class ParticleOptions(NamedTuple):
         Raises
         ------
         StoreFormatError, OptionError
-            If there are options that this version does not know, or that no set can have.
+            If there are options that this version does not support, or invalid ones.
         """
         refuse_unknown("the stored run", values, cls._fields)
         options = cls(**values)
@@ -268,7 +265,7 @@ class ParticleOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class ParticleRun:
-    """A set of particles on its way: what they are made for, how, and who is told."""
+    """A set of particles in progress: posterior, method, options and callback."""
 
     posterior: Posterior
     method: ParticleMethod
@@ -283,10 +280,11 @@ class ParticleRun:
         method: ParticleMethod,
         options: ParticleOptions,
     ) -> "ParticleRun":
-        """Decide what is left ``"auto"``: threshold or dispersion and rates, the optimiser."""
+        """Choose a value for every ``"auto"``: threshold or dispersion and rates, the optimiser."""
         kernel, data = IMQ(**options.kernel), opened.data
-        where = opened.executor, data, model, kernel, options.tangent, options.seed
-        posterior = Posterior.of(*where)
+        posterior = Posterior.of(
+            opened.executor, data, model, kernel, options.tangent, options.seed
+        )
         method = method.for_data(data, posterior.model.for_optimizers())
         job = cls(posterior, method, options, opened.on_event)
         if "threshold" in model.from_data and model.threshold == "auto":
@@ -295,7 +293,7 @@ class ParticleRun:
         return job
 
     def _pilot(self) -> Iterator[float]:
-        """Objectives of runs from random starts at default settings, which set a threshold.
+        """Yield objectives of runs from random starts at default settings, for the threshold.
 
         Source: Masood and Doshi-Velez, section 6.1.
         """
@@ -307,41 +305,42 @@ class ParticleRun:
     def _particles(
         self, method: ParticleMethod, numbers: range, phase: Phase, first: int = 0
     ) -> Iterator[Particle]:
-        """Particles in turn, each told of as done when the next one is asked for."""
+        """Yield particles in turn, and report progress."""
 
-        def tell(done: float) -> None:
+        def report(done: float) -> None:
             self.on_event(RunEvent(phase, done - first, numbers.stop - first))
 
-        for one in method.particles(self.posterior, numbers, self.options.seed, tell):
+        for one in method.particles(self.posterior, numbers, self.options.seed, report):
             yield one
-            tell(one.number + 1)
+            report(one.number + 1)
 
     def _objective(self, W: Array, H: Array) -> Array:
-        """The objective (1,) of one particle."""
+        """Return the objective (1,) of one particle."""
         particles = self.posterior.particles(W[None], H[None])
         return self.posterior.objectives(self.posterior.divergences(particles))
 
     def spec(self, stored: bool) -> RunSpec:
-        """Plan what the results will hold."""
+        """Plan the contents of the results."""
         data, model, options = self.posterior.data, self.posterior.model, self.options
         parts = model.to_dict(), self.method.to_dict(), options._asdict()
-        decided: dict[str, Any] = {name: float(getattr(model, name)) for name in model.from_data}
-        decided["particles"] = options.particles
+        numbers: dict[str, Any] = {name: float(getattr(model, name)) for name in model.from_data}
+        numbers["particles"] = options.particles
+        threshold = "threshold" in model.from_data
         return RunSpec(
             shape=(*data.shape, model.n_components),
             chains=1,
             draws=options.particles,
-            statistics=(*PARTICLES, OBJECTIVE) if "threshold" in model.from_data else PARTICLES,
-            constants=THRESHOLD if "threshold" in model.from_data else RATES,
-            **described(data, *parts, self.posterior.executor, stored, **decided),
+            statistics=(*PARTICLES, OBJECTIVE) if threshold else PARTICLES,
+            constants=THRESHOLD if threshold else RATES,
+            **described(data, *parts, self.posterior.executor, stored, **numbers),
         )
 
     def go(self, sink: Sink, done: int = 0, earlier: float = 0.0) -> xr.DataTree:
-        """Make particles, weigh all of them, and give the results.
+        """Make particles, weigh all of them, and return the results.
 
-        ``done``: particles that the sink has already, and ``earlier`` the seconds they took.
+        ``done``: number of particles in the sink already, ``earlier`` their seconds.
         """
-        begun, count = time.perf_counter() - earlier, self.options.particles
+        start, count = time.perf_counter() - earlier, self.options.particles
         with sink:
             if done < count:
                 self.on_event(RunEvent("particles", done, count))
@@ -349,18 +348,18 @@ class ParticleRun:
                 for one in self._particles(self.method, range(done, count), "particles"):
                     first = first or (one.W, one.H)
                     self._write(sink, _like(first, one) if self.options.align else one)
-                    seconds = time.perf_counter() - begun
+                    seconds = time.perf_counter() - start
                     due = sink.checkpoints is None or sink.checkpoints.is_due()
                     if due or one.number + 1 == count:
                         sink.checkpoint({}, {"draws": one.number + 1, "seconds": seconds})
             self.on_event(RunEvent("weights", 0, 1))
             self._weigh(sink)
             self.on_event(RunEvent("weights", 1, 1))
-            close_run(sink, {"sampling_time": time.perf_counter() - begun})
+            close_run(sink, {"sampling_time": time.perf_counter() - start})
         return sink.tree()
 
     def _write(self, sink: Sink, one: Particle) -> None:
-        """One particle, in the caller's order of rows and columns."""
+        """Write one particle, in the caller's order of rows and columns."""
         data, W, H = self.posterior.data, one.W, one.H
         stats: dict[str, Array] = {
             "seconds": np.array([one.seconds]),
@@ -375,41 +374,41 @@ class ParticleRun:
         sink.write_stats(0, one.number, stats)
 
     def _first_factors(self, sink: Sink) -> Pair:
-        """W and H of the first particle that a sink holds, in the order of the grid."""
+        """Return W and H of the first particle in a sink, in the order of the grid."""
         W, H = (read(factor, (0, 0)) for factor in factors_of(sink.tree()))
         order = self.posterior.data.order
         return W[order(0)], H[:, order(1)]
 
     def _weigh(self, sink: Sink) -> None:
-        """Stein matrix and weights of all particles, read from where they were put."""
+        """Compute and write the Stein matrix and weights of all particles of a sink."""
         posterior = self.posterior
         W, H = factors_of(sink.tree())
         particles = Particles.of(W[0], H[0], posterior.data).loaded()
         particles = particles.checked(posterior.executor, posterior.model.simplex)
-        found = posterior.stein_matrix(particles)
+        stein = posterior.stein_matrix(particles)
         if "threshold" in posterior.model.from_data:
-            _tell_of_poor_ones(posterior.model, posterior.objectives(found.divergence))
-        weight = stein_weights(found.matrix)
+            _warn_of_threshold(posterior.model, posterior.objectives(stein.divergence))
+        weight = stein_weights(stein.matrix)
         sink.write_weights(
             weight=weight,
-            lp=found.log_density,
-            stein_matrix=found.matrix,
-            discrepancy=discrepancy(found.matrix, weight),
-            discrepancy_equal=discrepancy(found.matrix),
-            attrs={**asdict(found.kernel), "tangent": int(posterior.tangent)},
+            lp=stein.log_density,
+            stein_matrix=stein.matrix,
+            discrepancy=discrepancy(stein.matrix, weight),
+            discrepancy_equal=discrepancy(stein.matrix),
+            attrs={**asdict(stein.kernel), "tangent": int(posterior.tangent)},
         )
 
 
 def _like(first: Pair, one: Particle) -> Particle:
-    """The particle with its components in the order of the first one's, by angles of W."""
+    """Order the components of a particle like those of the first one, by angles of W."""
     count = one.W.shape[1]
     law = Law(np.arange(count), False, count)
     order = match(one.W, one.H, reference_from(*first), law, 0.0, by="w").permutation
     return one._replace(W=one.W[:, order], H=one.H[order])
 
 
-def _tell_of_poor_ones(model: Any, objective: NDArray[np.float64]) -> None:
-    """Warn if few particles are as good as the threshold asks."""
+def _warn_of_threshold(model: Any, objective: NDArray[np.float64]) -> None:
+    """Warn if few particles are within the threshold, or the likelihood hardly falls beyond it."""
     good = int((objective <= (1.0 + model.smoothness) * model.eps).sum())
     if good < FEW * len(objective):
         warn(
@@ -441,7 +440,7 @@ def stein_discrepancy(
     most: int = 200,
     **options: Unpack[OnMatrix],
 ) -> xr.Dataset:
-    r"""Kernelised Stein discrepancy of some factorizations from a posterior: smaller is nearer.
+    r"""Return the kernelised Stein discrepancy of some factorizations from a posterior.
 
     .. math:: \mathrm{KSD} = \sqrt{w^\top K w}, \quad K_{mn} = k\, s_m^\top s_n
         + s_m^\top \nabla_{\theta_n} k + s_n^\top \nabla_{\theta_m} k
@@ -461,21 +460,21 @@ def stein_discrepancy(
         The data, as for :func:`sample`.
     model
         The posterior: a :class:`SILFNMF` with a threshold, or a :class:`TweedieNMF`. Settings
-        that are ``"auto"`` are those of the run if a run is given; else a `TweedieNMF` has
+        that are ``"auto"`` are those of the run if particles are a run; else a `TweedieNMF` has
         them chosen as for :func:`log_evidence`. Under a `SILFNMF` columns of W are first
         divided by their sums and rows of H multiplied with them, which leaves WH as it is.
     weights
-        Probability masses (M,) whose discrepancy is wanted; left out, all are equal.
+        Probability masses (M,) of the particles; left out, all are equal.
     tangent
         Take the score in W along the simplex only (`SILFNMF`): its column means are
-        subtracted, and a column of W counts for I - 1 dimensions. The default, as far as
-        the paper tells its own, is the score in all of space.
+        subtracted, and a column of W counts for I - 1 dimensions. The default, as in
+        the paper, is the score in all of space.
     kernel
         Left out: ``IMQ()``, the paper's, for a `SILFNMF`, and median distances for a
         `TweedieNMF`.
     most
-        Largest number of draws of a run that is looked at: of more, one in two, in three
-        and so on is. Time grows with their number, a matrix with its square.
+        Largest number of draws of a run to use: of more, one in two, in three
+        and so on is used. Time grows with their number, a matrix with its square.
     options
         Where it runs, and how V is read, as for :func:`sample`.
 
@@ -515,14 +514,14 @@ def stein_discrepancy(
     >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
     >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
     >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
-    >>> found = dfac.stein_discrepancy(modes, V, dfac.SILFNMF(2), progressbar=False)
-    >>> bool(found["discrepancy"] >= 0)
+    >>> result = dfac.stein_discrepancy(modes, V, dfac.SILFNMF(2), progressbar=False)
+    >>> bool(result["discrepancy"] >= 0)
     True
     """
     kernel = checked_kernel(model, tangent, kernel)
     whole_number("most", most, 1)
-    (W, H), coords, decided = _given(particles, most, weights)
-    model = _with_decided(model, decided)
+    (W, H), coords, constants = _read_particles(particles, most, weights)
+    model = _with_constants(model, constants)
     dtype = "float64" if np.dtype(W.dtype) == np.float64 else "float32"
     with session(V, model, reading={"dtype": dtype}, **options) as run:
         ours = Particles.of(W, H, run.data).loaded()
@@ -535,20 +534,20 @@ def stein_discrepancy(
             weights = checked_weights(weights, ours.count)
         ours = ours.checked(run.executor, model.simplex)
         posterior = Posterior.of(run.executor, run.data, model, kernel, tangent)
-        found = posterior.stein_matrix(ours)
-    best = stein_weights(found.matrix)
+        stein = posterior.stein_matrix(ours)
+    best = stein_weights(stein.matrix)
     variables: dict[str, Any] = {
-        "discrepancy": discrepancy(found.matrix, weights),
-        "discrepancy_equal": discrepancy(found.matrix),
-        "discrepancy_optimal": discrepancy(found.matrix, best),
+        "discrepancy": discrepancy(stein.matrix, weights),
+        "discrepancy_equal": discrepancy(stein.matrix),
+        "discrepancy_optimal": discrepancy(stein.matrix, best),
         "weight": ("particle", best),
-        "stein_matrix": (("particle", "other_particle"), found.matrix),
-        "log_density": ("particle", found.log_density),
+        "stein_matrix": (("particle", "other_particle"), stein.matrix),
+        "log_density": ("particle", stein.log_density),
     }
     if "threshold" in model.from_data:
-        variables["objective"] = ("particle", posterior.objectives(found.divergence))
+        variables["objective"] = ("particle", posterior.objectives(stein.divergence))
     attrs = {
-        **asdict(found.kernel),
+        **asdict(stein.kernel),
         "tangent": int(tangent),
         "model": json.dumps(model.to_dict()),
         "inference_library": "daskfactor",
@@ -556,12 +555,12 @@ def stein_discrepancy(
     return xr.Dataset(variables, coords=coords, attrs=attrs)
 
 
-def _given(
+def _read_particles(
     particles: Trace | Pair, most: int, weights: object
 ) -> tuple[Pair, dict[str, Any], dict[str, float]]:
-    """Factors (M, I, K) and (M, K, J), their coordinates, and what their run decided.
+    """Return factors (M, I, K) and (M, K, J), their coordinates, and constants of their run.
 
-    Of many draws every n-th is taken.
+    Of more than ``most`` draws, every n-th is used.
     """
     if isinstance(particles, tuple | list):
         if len(particles) != 2:
@@ -576,12 +575,12 @@ def _given(
     step = -(-total // most)
     if step > 1 and weights is not None:
         raise OptionError(
-            f"weights are for all {total} draws, of which most={most} lets only some be looked "
-            f"at; pass most={total} as well"
+            f"weights are for all {total} draws, and most={most} uses only some of them; "
+            f"pass most={total} as well"
         )
     if step > 1:
         warn(
-            f"of the {total} draws one in {step} is looked at; pass most={total} for all of them",
+            f"of the {total} draws one in {step} is used; pass most={total} for all of them",
             SamplingWarning,
         )
     group = tree["posterior"].to_dataset()
@@ -590,18 +589,18 @@ def _given(
         "chain": ("particle", np.repeat(chains, len(draws))[::step]),
         "draw": ("particle", np.tile(draws, len(chains))[::step]),
     }
-    decided = {}
+    constants = {}
     if "constant_data" in tree.children:
-        constants = tree["constant_data"].to_dataset()
-        decided = {str(name): float(value) for name, value in constants.data_vars.items()}
+        variables = tree["constant_data"].to_dataset().data_vars
+        constants = {str(name): float(value) for name, value in variables.items()}
     W, H = (one.reshape(total, *one.shape[2:])[::step] for one in (W, H))
-    return (W, H), coords, decided
+    return (W, H), coords, constants
 
 
-def _with_decided(model: Any, decided: dict[str, float]) -> Any:
-    """The model with what a run made of its ``"auto"`` settings."""
+def _with_constants(model: Any, constants: dict[str, float]) -> Any:
+    """Return the model with a run's numbers for its ``"auto"`` settings."""
     open_ = [name for name in model.from_data if getattr(model, name) == "auto"]
-    model = replace(model, **{name: decided[name] for name in open_ if name in decided})
+    model = replace(model, **{name: constants[name] for name in open_ if name in constants})
     if "threshold" in model.from_data:
         assert model.eps > 0  # raises if it is still "auto"
     return model

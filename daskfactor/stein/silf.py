@@ -1,4 +1,4 @@
-"""Factorizations that are good enough, all alike: the soft insensitive loss over an objective.
+"""Equal weight for all good factorizations: the soft insensitive loss over an objective.
 
 The paper's letters are X for V, A (D x R) for W and W (R x N) for H; its smoothness β is
 ``smoothness`` here, where ``beta`` is the power of the divergence.
@@ -22,13 +22,13 @@ from daskfactor.models.tweedie_law import POWER, Tweedie
 Array = NDArray[np.float64]
 
 MARGIN: Final = 1.2
-"""The threshold over the worst objective of the pilot runs (section 6.1)."""
+"""Ratio of the threshold to the worst objective of the pilot runs (section 6.1)."""
 NO_RATE: Final = 1e-30
-"""Of a prior that is none."""
+"""Rate of a flat prior."""
 
 
 def silf(y: ArrayLike, eps: float, smoothness: float) -> Array:
-    r"""Soft insensitive loss: nothing up to a threshold, then as much as one is above it.
+    r"""Return the soft insensitive loss: 0 up to a threshold, then the excess above it.
 
     .. math:: \mathrm{SILF}(y) = 0, \quad
         \frac{(y - (1-\beta)\epsilon)^2}{4 \beta \epsilon}, \quad y - \epsilon
@@ -61,7 +61,7 @@ def silf(y: ArrayLike, eps: float, smoothness: float) -> Array:
 
 
 def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
-    r"""Derivative of :func:`silf` in y: 0, then :math:`(y-(1-\beta)\epsilon)/(2\beta\epsilon)`, 1.
+    r"""Return the slope of :func:`silf`: 0, :math:`(y-(1-\beta)\epsilon)/(2\beta\epsilon)`, 1.
 
     Parameters
     ----------
@@ -77,11 +77,11 @@ def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
     return np.clip((y - (1.0 - smoothness) * eps) / (2.0 * smoothness * eps), 0.0, 1.0)
 
 
-GIVEN = positive(advice="leave it out for the paper's own")
+POSITIVE = positive(advice="leave it out for the paper's value")
 
 
 def _at_most_one(name: str, value: float) -> float:
-    value = GIVEN["check"](name, value)
+    value = POSITIVE["check"](name, value)
     if value > 1.0:
         raise ModelError(
             f"{name} must be above 0 and at most 1, got {value:g}; leave it at 0.1 if unsure"
@@ -110,7 +110,7 @@ class SILFNMF(FactorModel):
         interval (1, 2). Both over the observed entries.
     threshold
         ε, in the unit of f. ``"auto"`` is 1.2 times the worst objective of some pilot runs,
-        which :meth:`resolve` is told.
+        which :meth:`resolve` takes.
     smoothness
         β of the loss, in (0, 1]: it bends between (1 - β)ε and (1 + β)ε.
     sharpness
@@ -149,22 +149,22 @@ class SILFNMF(FactorModel):
     beta: float = field(default=2.0, metadata=POWER)
     threshold: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     smoothness: float = field(default=0.1, metadata={"check": _at_most_one})
-    sharpness: float = field(default=2.0, metadata=GIVEN)
-    rate: float = field(default=1.0, metadata=GIVEN)
+    sharpness: float = field(default=2.0, metadata=POSITIVE)
+    rate: float = field(default=1.0, metadata=POSITIVE)
 
     @property
     def likelihood(self) -> Likelihood:
-        """The law whose divergence the objective sums."""
+        """Likelihood whose divergence the objective sums."""
         return Tweedie(self.beta)
 
     @property
     def factor(self) -> float:
-        """How often the sum of β-divergences goes into f: twice for ‖V - WH‖², else once."""
+        """Ratio of f to the sum of β-divergences: 2 for ‖V - WH‖², else 1."""
         return 2.0 if self.likelihood.normal else 1.0
 
     @property
     def eps(self) -> float:
-        """The threshold as a number.
+        """Threshold as a number.
 
         Raises
         ------
@@ -179,13 +179,13 @@ class SILFNMF(FactorModel):
         return float(self.threshold)
 
     def resolve(self, objectives: ArrayLike) -> Self:
-        r"""The same with :math:`\epsilon = 1.2 \max_m f_m` for an ``"auto"`` threshold.
+        r"""Return the model with :math:`\epsilon = 1.2 \max_m f_m` for an ``"auto"`` threshold.
 
         Parameters
         ----------
         objectives
             f of the factorizations that count as good, such as those of 50 default runs.
-            Not looked at if the threshold is a number.
+            Ignored if the threshold is a number.
 
         Raises
         ------
@@ -198,16 +198,16 @@ class SILFNMF(FactorModel):
         """
         if self.threshold != "auto":
             return self
-        found = np.atleast_1d(np.asarray(objectives, dtype=np.float64))
-        if not (found.size and np.isfinite(found).all() and found.min() >= 0 and found.max() > 0):
+        f = np.atleast_1d(np.asarray(objectives, dtype=np.float64))
+        if not (f.size and np.isfinite(f).all() and f.min() >= 0 and f.max() > 0):
             raise ModelError(
                 "the threshold is 1.2 times the largest of the objectives, which must be finite, "
-                f"at least 0 and not all 0, got {found.tolist()[:5]}; pass threshold as a number"
+                f"at least 0 and not all 0, got {f.tolist()[:5]}; pass threshold as a number"
             )
-        return replace(self, threshold=MARGIN * float(found.max()))
+        return replace(self, threshold=MARGIN * float(f.max()))
 
     def objective(self, V: ArrayLike, W: ArrayLike, H: ArrayLike) -> float:
-        """The objective f at one pair of factors, over a whole array in memory.
+        """Return the objective f at one pair of factors, over an array in memory.
 
         Parameters
         ----------
@@ -225,11 +225,11 @@ class SILFNMF(FactorModel):
         return self.factor * float(np.nansum(self.likelihood.deviance(V, mu)))
 
     def log_likelihood(self, objective: ArrayLike) -> Array:
-        """-C SILF(f), the normalising constant left out; of the shape of ``objective``."""
+        """Return -C SILF(f), the normalising constant left out; of the shape of ``objective``."""
         return -self.sharpness * silf(objective, self.eps, self.smoothness)
 
     def slope(self, objective: ArrayLike) -> Array:
-        """Derivative of :meth:`log_likelihood` in f: -C SILF'(f), from -C to 0."""
+        """Return the derivative of :meth:`log_likelihood` in f: -C SILF'(f), from -C to 0."""
         return -self.sharpness * silf_slope(objective, self.eps, self.smoothness)
 
     def of_divergence(self, divergence: Array) -> tuple[Array, Array, Array]:
@@ -245,17 +245,17 @@ class SILFNMF(FactorModel):
         return (0.0, 1.0), (self.rate, 1.0)
 
     def with_numbers(self, mean: float, dispersion: float) -> Self:
-        """Give the model itself: nothing but its threshold is chosen, and not from these."""
+        """Return the model itself, which takes only its threshold from data."""
         del mean, dispersion
         return self
 
     def for_optimizers(self) -> TweedieNMF:
-        """Give a model of the divergence alone, whose maximum optimisers look for."""
+        """Return a model of the divergence alone, for optimisers."""
         rates = {"rate_w": NO_RATE, "rate_h": NO_RATE}
         return TweedieNMF(self.n_components, beta=self.beta, dispersion=1.0, **rates)
 
     def log_density(self, objective: float, H: ArrayLike) -> float:
-        """Log of the posterior density but for a constant: -C SILF(f) - λ ΣH.
+        """Return the log of the posterior density but for a constant: -C SILF(f) - λ ΣH.
 
         Parameters
         ----------
@@ -274,7 +274,7 @@ class SILFNMF(FactorModel):
     def score(
         self, objective: float, gradient_w: ArrayLike, gradient_h: ArrayLike
     ) -> tuple[Array, Array]:
-        r"""Gradient of :meth:`log_density`: :math:`-C\,\mathrm{SILF}'(f) \nabla f`, and -λ for H.
+        r"""Return the gradient of :meth:`log_density`: :math:`-C\mathrm{SILF}'(f)\nabla f`, less λ.
 
         Parameters
         ----------

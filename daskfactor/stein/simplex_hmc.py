@@ -1,4 +1,4 @@
-"""Coordinates of simplex and orthant in which no boundary is left but zero, which is mirrored.
+"""Coordinates of simplex and orthant whose only boundary is zero, where paths are reflected.
 
 The paper samples columns of W on the simplex by a change of variables, after Betancourt
 2012, and mirrors H at zero, after Patterson and Teh 2013. Betancourt's variables are ratios
@@ -42,99 +42,99 @@ from daskfactor.stein.particles import SIDES, Posterior
 Array = NDArray[np.float64]
 
 DENOMINATOR: Final = "denominator kept"
-"""Array of a band."""
+"""Array of a band: the denominator of the multiplicative update."""
 LIFT: Final = 1e-3
-"""Of a factor's mean, below which no entry of the start is."""
+"""Floor of the entries of the start, as a share of the factor's mean."""
 EXCESS: Final = 10.0
-"""a, of the law of the sum of a column."""
+"""Shape a of the prior on the sum of a column."""
 DOUBLINGS: Final = 200
-"""Of a distance, or halvings, until it is given up."""
+"""Most doublings or halvings of a distance."""
 JITTER: Final = 0.2
-"""A proposal's step is ε times a uniform factor within 1 ± this."""
+"""Half width of the uniform factor about 1 that each proposal multiplies ε by."""
 FEW: Final = 0.1
-"""Share of accepted proposals below which a chain is warned of."""
+"""Share of accepted proposals below which a warning is given."""
 
 
-class Spot(NamedTuple):
-    """A point of the chain: positions, log density there, and its gradient.
+class HMCState(NamedTuple):
+    """Position of the chain, the log density there, and its gradient.
 
     Positions are (I, K), g or W, and (K, J), H.
     """
 
-    place: Pair
+    position: Pair
     log_density: float
     gradient: Pair
 
     @property
     def usable(self) -> bool:
-        parts = (*self.place, *self.gradient)
+        parts = (*self.position, *self.gradient)
         return math.isfinite(self.log_density) and all(np.isfinite(one).all() for one in parts)
 
 
-def factors_at(posterior: Posterior, place: Pair) -> Pair:
-    """W and H at some coordinates."""
-    first, H = place
+def factors_at(posterior: Posterior, position: Pair) -> Pair:
+    """Return W and H at some coordinates."""
+    first, H = position
     return (first / first.sum(axis=0), H) if posterior.model.simplex else (first, H)
 
 
 def coordinates(posterior: Posterior, W: Array, H: Array) -> Pair:
-    """Coordinates of factors, the sum of a column of g being what it is a priori, I.
+    """Return coordinates of factors, in which a column of g adds up to its prior mean, I.
 
-    Entries at zero are lifted a little: all particles share zeros otherwise for long.
+    Entries at zero are lifted a little, or particles would share zeros for long.
     """
     first = W * len(W) if posterior.model.simplex else W
-    places = []
+    position = []
     for side, values in zip(SIDES, (first, H.T), strict=True):
         lifted = np.maximum(values, LIFT * values.mean())
         frozen = posterior.frozen(side)
         lifted[:, frozen] = values[:, frozen]
-        places.append(lifted)
-    return places[0], np.ascontiguousarray(places[1].T)
+        position.append(lifted)
+    return position[0], np.ascontiguousarray(position[1].T)
 
 
-def look(posterior: Posterior, place: Pair) -> Spot:
-    r"""Log density of the coordinates, and its gradient; in double precision.
+def evaluate(posterior: Posterior, position: Pair) -> HMCState:
+    r"""Compute the log density of the coordinates, and its gradient, in double precision.
 
     .. math:: \partial_{g_{ik}} = (s_{ik} - \sum_i w_{ik} s_{ik}) / S_k + a / S_k - r
 
     with s the score in W and r = (I + a) / I, so that S is about I.
     """
-    W, H = factors_at(posterior, place)
-    found = posterior.scores(posterior.particles(W[None], H[None]))
-    by_w, by_h = (np.asarray(one[0], dtype=np.float64) for one in (found.W, found.H))
-    log_density = float(found.log_density[0])
+    W, H = factors_at(posterior, position)
+    scores = posterior.scores(posterior.particles(W[None], H[None]))
+    by_w, by_h = (np.asarray(one[0], dtype=np.float64) for one in (scores.W, scores.H))
+    log_density = float(scores.log_density[0])
     if posterior.model.simplex:
-        sums, rate = place[0].sum(axis=0), 1.0 + EXCESS / len(W)
+        sums, rate = position[0].sum(axis=0), 1.0 + EXCESS / len(W)
         by_w = (by_w - (W * by_w).sum(axis=0) + EXCESS) / sums - rate
         log_density += float((EXCESS * np.log(sums) - rate * sums).sum())
-    return Spot(place, log_density, (by_w, by_h))
+    return HMCState(position, log_density, (by_w, by_h))
 
 
-def widths(posterior: Posterior, place: Pair) -> Pair:
-    """1/√m of every coordinate, 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c).
+def widths(posterior: Posterior, position: Pair) -> Pair:
+    """Return 1/√m of every coordinate, 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c).
 
     c is the denominator of the multiplicative update, in which metric no direction of
     one factor is narrower than 1 at a mode; 0 for constants.
     """
     data = posterior.data
-    W, H = factors_at(posterior, place)
+    W, H = factors_at(posterior, position)
     least = float(posterior.divergences(posterior.particles(W[None], H[None]))[0])
     slope = typical_slope(posterior, least, W.size + H.size)
     state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
     state = posterior.executor.distribute(state)
     keep = SharePass(posterior.model.likelihood, posterior.floor, BOTH, finish=keep_denominator)
     run_pass(Place(posterior.executor, data, state, posterior.floor), keep)
-    found = []
-    for side, values in zip(SIDES, (place[0], place[1].T), strict=True):
+    result = []
+    for side, values in zip(SIDES, (position[0], position[1].T), strict=True):
         c = slope * state.gather(side, DENOMINATOR).astype(np.float64)
         if side == "rows" and posterior.model.simplex:
-            c = c / place[0].sum(axis=0) + 1.0 + EXCESS / len(W)
+            c = c / position[0].sum(axis=0) + 1.0 + EXCESS / len(W)
         else:
             c += posterior.prior(side)[0]
         width = np.sqrt((values + 1.0 / c) / c)
         width[:, posterior.frozen(side)] = 0.0
-        found.append(width)
-    return found[0], np.ascontiguousarray(found[1].T)
+        result.append(width)
+    return result[0], np.ascontiguousarray(result[1].T)
 
 
 def keep_denominator(gathered: Gathered) -> None:
@@ -143,21 +143,21 @@ def keep_denominator(gathered: Gathered) -> None:
 
 
 def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
-    """-ℓ'(d) where a posterior of so many entries has its mass, if d is quadratic around its least.
+    """Return -ℓ'(d) in the mass of a posterior of so many entries, if d is quadratic at its least.
 
     Each entry then takes half a unit of log-likelihood: -ℓ'(d) (d - d_0) = entries / 2. For
-    a likelihood that is flat around the start, what bounds the posterior is further out.
+    a likelihood that is flat around the start, the bound of the posterior is further out.
     """
 
     def slope(d: float) -> float:
         return -float(posterior.model.of_divergence(np.array([d]))[1][0])
 
-    low, reach = least, max(1.0, abs(least))
+    low, distance = least, max(1.0, abs(least))
     for _ in range(DOUBLINGS):
-        if slope(least + reach) * reach >= 0.5 * entries:
+        if slope(least + distance) * distance >= 0.5 * entries:
             break
-        reach *= 2.0
-    high = least + reach
+        distance *= 2.0
+    high = least + distance
     for _ in range(DOUBLINGS):
         middle = 0.5 * (low + high)
         if not low < middle < high:
@@ -167,46 +167,37 @@ def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
     return slope(high)
 
 
-def reflected(place: Array, momentum: Array) -> Pair:
-    """|x|, and the momentum turned where x < 0: one leapfrog in p(|x|), folded back."""
-    return np.abs(place), np.where(place < 0, -momentum, momentum)
-
-
 def leapfrog(
-    posterior: Posterior, spot: Spot, momentum: Pair, spread: Pair, size: float, steps: int
-) -> tuple[Spot, Pair, int]:
-    """Leapfrog steps, mirrored at zero: where they lead, the momentum there, and looks taken.
+    posterior: Posterior, state: HMCState, momentum: Pair, spread: Pair, size: float, steps: int
+) -> tuple[HMCState, Pair, int]:
+    """Take leapfrog steps, reflected at zero; return the end, its momentum, and steps taken.
 
     Momenta are standard normal: u ← u + ½ε s G, x ← x + ε s u, u ← u + ½ε s G, s = 1/√m.
-    Stops where density or gradient are not finite.
+    Stops where density or gradient are not finite. A reflection changes the sign of x and u:
+    one leapfrog in p(|x|), folded back.
 
     References
     ----------
     Neal 2011, "MCMC using Hamiltonian dynamics", sections 5.2.3 and 5.5.1.5.
     """
-
-    def kicked(momentum: Pair, gradient: Pair) -> Pair:
-        first, second = (
-            u + 0.5 * size * s * g for u, s, g in zip(momentum, spread, gradient, strict=True)
-        )
-        return first, second
-
-    for step in range(steps):
-        momentum = kicked(momentum, spot.gradient)
-        (first, first_u), (second, second_u) = (
-            reflected(x + size * s * u, u)
-            for x, s, u in zip(spot.place, spread, momentum, strict=True)
-        )
-        spot = look(posterior, (first, second))
-        momentum = kicked((first_u, second_u), spot.gradient)
-        if not spot.usable:
-            return spot, momentum, step + 1
-    return spot, momentum, steps
+    half, full = ([share * size * s for s in spread] for share in (0.5, 1.0))
+    u = list(momentum)
+    taken = 0
+    for _ in range(steps):
+        taken += 1
+        u = [u + h * g for u, h, g in zip(u, half, state.gradient, strict=True)]
+        moved = [x + s * u for x, s, u in zip(state.position, full, u, strict=True)]
+        u = [np.where(x < 0, -u, u) for x, u in zip(moved, u, strict=True)]
+        state = evaluate(posterior, (np.abs(moved[0]), np.abs(moved[1])))
+        u = [u + h * g for u, h, g in zip(u, half, state.gradient, strict=True)]
+        if not state.usable:
+            break
+    return state, (u[0], u[1]), taken
 
 
-def energy(spot: Spot, momentum: Pair) -> float:
-    """-log density of position and momentum."""
-    return 0.5 * sum(float((u**2).sum()) for u in momentum) - spot.log_density
+def energy(state: HMCState, momentum: Pair) -> float:
+    """Return -log density of position and momentum."""
+    return 0.5 * sum(float((u**2).sum()) for u in momentum) - state.log_density
 
 
 @dataclass(frozen=True)
@@ -220,9 +211,9 @@ class SimplexHMC(ParticleMethod):
     Parameters
     ----------
     draws
-        Of the chain after tuning; the particles are spread evenly over them.
+        Number of draws after tuning; the particles are spread evenly over them.
     tune
-        Proposals before, during which the step is learnt; none of them is kept.
+        Proposals before, during which the step is adapted; none of them is kept.
     steps
         Leapfrog steps of a proposal, each of which computes the score once.
     step
@@ -280,35 +271,35 @@ class SimplexHMC(ParticleMethod):
     def particles(
         self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
     ) -> Iterator[Particle]:
-        """From the end of an optimisation, as in Masood and Doshi-Velez, section 6.2."""
-        [begun] = Ensemble(start="random").particles(posterior, range(1), seed)
-        start = begun.W[None], begun.H[None]
-        for one in self.chain(posterior, start, numbers.stop, seed, on_done):
-            if one.number in numbers:
-                yield one
+        """Start at the end of an optimisation, as in Masood and Doshi-Velez, section 6.2."""
+        [optimum] = Ensemble(start="random").particles(posterior, range(1), seed)
+        start = optimum.W[None], optimum.H[None]
+        for particle in self.chain(posterior, start, numbers.stop, seed, on_done):
+            if particle.number in numbers:
+                yield particle
 
     def chain(
         self, posterior: Posterior, start: Pair, count: int, seed: int, on_done: OnDone = ignore
     ) -> Iterator[Particle]:
-        """Of the draws after tuning every (draws/count)-th, from W (1, I, K) and H (1, K, J).
+        """Yield every (draws/count)-th draw after tuning, from W (1, I, K) and H (1, K, J).
 
         Raises
         ------
         OptionError
             If the start has no finite density.
         """
-        begun, looks, made, accepted = time.perf_counter(), 0, 0, 0.0
+        start_time, evaluations, made, accepted = time.perf_counter(), 0, 0, 0.0
         last = {self.tune + (number + 1) * self.draws // count - 1 for number in range(count)}
         total = self.tune + self.draws
-        for number, (spot, probability, taken) in enumerate(self.walk(posterior, start, seed)):
-            looks += taken
+        for number, (state, probability, steps) in enumerate(self.walk(posterior, start, seed)):
+            evaluations += steps
             accepted += probability if number >= self.tune else 0.0
             on_done(count * (number + 1) / total)
             if number in last:
-                factors = factors_at(posterior, spot.place)
+                factors = factors_at(posterior, state.position)
                 W, H = (np.ascontiguousarray(one, posterior.data.dtype) for one in factors)
-                yield Particle(made, W, H, time.perf_counter() - begun, looks)
-                begun, looks, made = time.perf_counter(), 0, made + 1
+                yield Particle(made, W, H, time.perf_counter() - start_time, evaluations)
+                start_time, evaluations, made = time.perf_counter(), 0, made + 1
         if accepted < FEW * self.draws:
             warn(
                 f"only {accepted / self.draws:.1%} of the proposals were taken, so that many "
@@ -318,37 +309,35 @@ class SimplexHMC(ParticleMethod):
 
     def walk(
         self, posterior: Posterior, start: Pair, seed: int
-    ) -> Iterator[tuple[Spot, float, int]]:
-        """Where the chain is after every proposal, the probability it was taken with, its looks."""
+    ) -> Iterator[tuple[HMCState, float, int]]:
+        """Yield the state after every proposal, the probability of acceptance, and steps."""
         W, H = posterior.in_double(*start)
         with single_threaded_blas():
-            spot = look(posterior, coordinates(posterior, W[0], H[0]))
-            if not spot.usable:
+            state = evaluate(posterior, coordinates(posterior, W[0], H[0]))
+            if not state.usable:
                 raise OptionError(
                     "the start has no finite log density or score under the model; pass another one"
                 )
-            spread = posterior.executor.retry_on_loss(partial(widths, posterior, spot.place))
-        opening = math.log(first_step(self.step, sum(one.size for one in spread)))
-        log_step, average, error = opening, opening, 0.0
+            spread = posterior.executor.retry_on_loss(partial(widths, posterior, state.position))
+        first = math.log(first_step(self.step, sum(one.size for one in spread)))
+        log_step, average, error = first, first, 0.0
         for number in range(self.tune + self.draws):
             rng, tuning = generator(seed, 0, Stream.ACCEPTANCE, number), number < self.tune
             jitter, threshold = rng.random(2)
-            first, second = (rng.standard_normal(one.shape) for one in spot.place)
-            before = energy(spot, (first, second))
+            u, v = (rng.standard_normal(one.shape) for one in state.position)
+            before = energy(state, (u, v))
             size = self.step
             if isinstance(size, str):
                 size = math.exp(log_step if tuning else average)
             size *= 1.0 + JITTER * (2.0 * jitter - 1.0)
-            # A proposal may run away: it is then rejected.
+            # A proposal may diverge: it is then rejected.
             with single_threaded_blas(), np.errstate(all="ignore"):
-                end, momentum, looks = leapfrog(
-                    posterior, spot, (first, second), spread, size, self.steps
-                )
+                end, momentum, steps = leapfrog(posterior, state, (u, v), spread, size, self.steps)
                 change = energy(end, momentum) - before if end.usable else math.inf
             probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
             if threshold < probability:
-                spot = end
+                state = end
             if tuning:
                 excess = self.target_accept - probability
-                log_step, average, error = dual_average(opening, average, error, number + 1, excess)
-            yield spot, probability, looks
+                log_step, average, error = dual_average(first, average, error, number + 1, excess)
+            yield state, probability, steps

@@ -264,10 +264,10 @@ def test_what_comes_back_fits_together():
 def test_what_cannot_be_drawn():
     model = AllocationModel("r -> i, r -> j", {"r": 2}, {"j": 4, "i": 3})
     assert simulate(model, total=5, random_seed=0).counts.shape == (4, 3)  # its own sizes
-    refused(ModelError, "size 5 along 'j', but the model says 4", simulate, model, (5, 3))
+    refused(ModelError, "size 5 along 'j', but the model has 4", simulate, model, (5, 3))
     for model, shape, options, match in (
         (TweedieNMF(2), (3, 4), {}, r"model must be an AllocationModel\(\.\.\.\), got"),
-        (MANY, None, {}, "sizes of the observed variables i, j are not known"),
+        (MANY, None, {}, "sizes of the observed variables i, j are missing"),
         (MANY, 5, {}, "shape must be a list of sizes such as"),
         (MANY, (10**10, 10**10), {}, "choose a smaller shape"),
         (MANY, (10**200, 10**200), {}, r"would have 10\^400 cells"),

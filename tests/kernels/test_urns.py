@@ -280,7 +280,7 @@ def swept(compiled, net, order, states, seed):
     for t, m in enumerate(order):
         for p in range(P):
             put(net, crowd, p, m, states[p, t])
-    sums, _ = batches.make_buffers(plan)
+    sums = batches.make_buffers(plan)
     sums.w[:, :] = 0.0
     sums.running[:, 0] = 0.0
     rng = np.random.default_rng(seed)

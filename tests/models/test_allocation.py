@@ -126,7 +126,7 @@ def test_errors():
             "'r' has size 2 and 's' has size 3",
         ),
         ({"concentration": "auto"}, "concentration must be a positive, finite number"),
-        ({"concentration": {"r": 1, "i": 1}}, "concentration lacks 'j'; give a pseudo-count per"),
+        ({"concentration": {"r": 1, "i": 1}}, "concentration lacks 'j'; pass a pseudo-count per"),
         ({"concentration": {"x": 1}}, "concentration has 'x', which is not in the graph"),
         ({"concentration": {"r": 1, "i": -1, "j": 1}}, "pseudo-count of 'i' must be a positive"),
         ({"rate": float("inf")}, "rate must be a positive, finite number"),
@@ -152,7 +152,7 @@ def test_shapes():
     SYMMETRIC.check_shape((4, 4))
     with pytest.raises(ModelError, match=r"3 dimensions, shape \(2, 2, 2\), but the model has 2"):
         NMF.check_shape((2, 2, 2))
-    refused(ModelError, "size 4 along 'i', but the model says 3", ODD.check_shape, (4, 2))
+    refused(ModelError, "size 4 along 'i', but the model has 3", ODD.check_shape, (4, 2))
     refused(ModelError, "'i' has size 4 and 'j' has size 5", SYMMETRIC.check_shape, (4, 5))
     refused(ModelError, "order of the data must be 1 to 9, got 12", AllocationModel.cp, 2, order=12)
 

@@ -249,17 +249,17 @@ SMALL = Problem("small", SILFNMF(1, threshold=1.0), *2 * (np.array([[1.0, 0.3], 
 def begun(case, blocks=2):
     """A posterior, a place, and momenta that would take some entries past zero."""
     rng, (own, (W, H)) = np.random.default_rng(3), placed(case, 1, blocks)
-    spot = simplex_hmc.look(own, simplex_hmc.coordinates(own, W[0], H[0]))
-    first, second = (rng.standard_normal(one.shape) for one in spot.place)
+    spot = simplex_hmc.evaluate(own, simplex_hmc.coordinates(own, W[0], H[0]))
+    first, second = (rng.standard_normal(one.shape) for one in spot.position)
     return own, spot, (first, second)
 
 
 @pytest.mark.parametrize("name", ["silf, in the transition", "silf, counts", "gamma priors"])
 def test_gradients_in_the_coordinates(name):
     own, spot, direction = begun(BY_NAME[name])
-    pairs = list(zip(spot.place, direction, strict=True))
+    pairs = list(zip(spot.position, direction, strict=True))
     places = (tuple(x + h * d for x, d in pairs) for h in (1e-6, -1e-6))
-    ends = [simplex_hmc.look(own, place).log_density for place in places]
+    ends = [simplex_hmc.evaluate(own, place).log_density for place in places]
     slope = sum((g * d).sum() for g, d in zip(spot.gradient, direction, strict=True))
     assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)
 
@@ -283,31 +283,33 @@ def test_coordinates_are_those_of_the_factors():
 @pytest.mark.parametrize("name", ["silf, above", "gaussian"])
 def test_the_way_back_leads_to_the_start(name):
     own, spot, momentum = begun(BY_NAME[name])
-    spread = simplex_hmc.widths(own, spot.place)
+    spread = simplex_hmc.widths(own, spot.position)
     end, there, looks = simplex_hmc.leapfrog(own, spot, momentum, spread, 0.3, 40)
     assert looks == 40
     turned = [np.sign(a) != np.sign(b) for a, b in zip(momentum, there, strict=True)]
     assert any(one.any() for one in turned)
-    assert not np.allclose(end.place[1], spot.place[1], rtol=0.1)
+    assert not np.allclose(end.position[1], spot.position[1], rtol=0.1)
     back, _, _ = simplex_hmc.leapfrog(own, end, (-there[0], -there[1]), spread, 0.3, 40)
-    for one, other in zip(back.place, spot.place, strict=True):
+    for one, other in zip(back.position, spot.position, strict=True):
         assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_volumes_stay_as_they_are():
     """The determinant of the map of positions and momenta is ±1, with reflections too."""
     own, spot, momentum = begun(SMALL, 1)
-    spread, reflections = simplex_hmc.widths(own, spot.place), 0
+    spread, reflections = simplex_hmc.widths(own, spot.position), 0
 
     def end(x):
         place = x[:2].reshape(2, 1), x[2:4].reshape(1, 2)
         u = x[4:6].reshape(2, 1), x[6:].reshape(1, 2)
-        begun_at = simplex_hmc.look(own, place)
+        begun_at = simplex_hmc.evaluate(own, place)
         found, there, _ = simplex_hmc.leapfrog(own, begun_at, u, spread, 0.4, 6)
-        return np.concatenate([one.ravel() for one in (*found.place, *there)])
+        return np.concatenate([one.ravel() for one in (*found.position, *there)])
 
     for scale in (0.3, 3.0):
-        x = np.concatenate([one.ravel() for one in (*spot.place, *(scale * u for u in momentum))])
+        x = np.concatenate(
+            [one.ravel() for one in (*spot.position, *(scale * u for u in momentum))]
+        )
         columns = [(end(x + h) - end(x - h)) / 2e-6 for h in 1e-6 * np.eye(8)]
         assert abs(np.linalg.det(np.array(columns))) == pytest.approx(1.0, rel=1e-5)
         reflections += int((np.sign(end(x)[4:]) != np.sign(x[4:])).any())
@@ -316,7 +318,7 @@ def test_volumes_stay_as_they_are():
 
 def test_energy_is_kept_to_second_order():
     own, spot, momentum = begun(ABOVE)
-    spread, errors = simplex_hmc.widths(own, spot.place), []
+    spread, errors = simplex_hmc.widths(own, spot.position), []
     for steps in (16, 32, 64):
         end, there, _ = simplex_hmc.leapfrog(own, spot, momentum, spread, 0.5 / steps, steps)
         errors.append(simplex_hmc.energy(end, there) - simplex_hmc.energy(spot, momentum))

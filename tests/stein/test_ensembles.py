@@ -11,7 +11,7 @@ from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.inference.singular import fill_missing, prepare_starts, random_start, silent
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import ensemble
-from daskfactor.stein.ensemble import Ensemble, by_coordinates, whole_matrix
+from daskfactor.stein.ensemble import Ensemble, assemble_matrix, by_coordinates
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.particles import Posterior
 from daskfactor.stein.silf import NO_RATE
@@ -61,7 +61,7 @@ def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind, rates):
     X = np.floor(5 * positive())
     shown = {"rate_w": rates[0], "rate_h": rates[1]} if rates[0] else {}
     with opened(X, kind, dtype="float64") as data:
-        whole = whole_matrix(data)
+        whole = assemble_matrix(data)
     assert_array_equal(whole.toarray() if kind == "sparse" else whole, X)
     with silent():
         objective = divergence_of(dispersion=0.7, **shown)
@@ -99,7 +99,7 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta, gaps):
 def test_whole_matrices_are_in_the_grids_order(kind, options):
     X = np.floor(5 * positive())
     with opened(X, kind, **options) as data:
-        whole = whole_matrix(data)
+        whole = assemble_matrix(data)
         if data.row_order is not None:
             X = X[data.row_order][:, data.col_order]
     assert_array_equal(whole.toarray() if kind == "sparse" else whole, X)

@@ -223,7 +223,7 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path):
         (values(), None, {"particles": 0}, OptionError, "particles"),
         (values(), None, {"pilot": 0}, OptionError, "pilot"),
         (values(), None, {"method": dfac.SimplexHMC(draws=4)}, OptionError, "more than draws=4"),
-        (values(), None, {"method": dfac.Ensemble(start="nndsvd")}, OptionError, "one and the"),
+        (values(), None, {"method": dfac.Ensemble(start="nndsvd")}, OptionError, "one start only"),
         (values(), None, {"align": "yes"}, OptionError, "align must be True or False"),
         (values(), None, {"method": "adam"}, OptionError, "method must be one of Ensemble"),
         (values(), None, {"kernel": "imq"}, OptionError, "kernel must be IMQ"),

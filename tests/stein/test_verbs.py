@@ -115,7 +115,7 @@ def test_other_posteriors_take_draws_and_pairs(trace):
 
 def test_many_draws_are_thinned_with_a_notice(trace):
     _, tree = trace
-    with pytest.warns(SamplingWarning, match="of the 24 draws one in 3 is looked at"):
+    with pytest.warns(SamplingWarning, match="of the 24 draws one in 3 is used"):
         found = of_counts(tree, most=10)
     assert found.sizes["particle"] == 8
     assert_array_equal(found["draw"], np.tile(tree["posterior"]["draw"], 2)[::3])
@@ -161,7 +161,7 @@ W, H = ABOVE.particles(3)
 def test_what_is_refused():
     usual = {"particles": (W, H), "V": ABOVE.V, "model": ABOVE.model} | QUIET
     for settings, message in (
-        ({"model": dfac.GaussianMF(2)}, "is known from the posterior of"),
+        ({"model": dfac.GaussianMF(2)}, "model must be a SILFNMF"),
         ({"model": dfac.TweedieNMF(2, beta=2.0), "tangent": True}, "leave it out"),
         ({"model": dfac.SILFNMF(3, threshold=1.0)}, "have 2 components, the model 3"),
         ({"kernel": 1.0}, "kernel must be"),
