@@ -407,9 +407,9 @@ class ThermodynamicIntegration(EvidenceMethod):
             return self._assemble(series, {"sampler": ADDITIVE_SAMPLER}, problem)
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
-        exact = not isinstance(choice, Sampler)
-        kind = "exact" if exact else "sampler" if choice.biased else "reference"
-        if kind == "sampler":
+        exact = isinstance(choice, str)
+        kind = "exact" if isinstance(choice, str) else "sampler" if choice.biased else "reference"
+        if not isinstance(choice, str) and choice.biased:
             warn(
                 f"the claimed errors leave out the bias of {choice.name}'s steps, which "
                 "grows with the data: of 100 x 75 counts and three components it was up to "
