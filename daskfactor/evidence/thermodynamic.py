@@ -409,9 +409,9 @@ class ThermodynamicIntegration(EvidenceMethod):
         sampler = choice if isinstance(choice, Sampler) else None
         exact = sampler is None
         kind = "exact" if sampler is None else "sampler" if sampler.biased else "reference"
-        if kind == "sampler":
+        if sampler is not None and sampler.biased:
             warn(
-                f"the claimed errors leave out the bias of {choice.name}'s steps, which "
+                f"the claimed errors leave out the bias of {sampler.name}'s steps, which "
                 "grows with the data: of 100 x 75 counts and three components it was up to "
                 f"four times as large; use {reference_sampler(model).name}(), or leave sampler out",
                 SamplingWarning,
