@@ -247,13 +247,11 @@ def _weigh_any(
 @inline
 def _visit(
     net: Network,
-    orders: Small,
-    tables: Counts,
-    urns: tuple[Wide, Small],
-    states: NDArray[Any],
-    logs: Wide,
-    buffers: Buffers,
+    particles: Particles,
+    rows: tuple[int, int],
+    tokens: tuple[int, int],
     again: bool,
+    buffers: Buffers,
     plain: bool,
 ) -> None:
     """Allocate tokens of a few particles, turn by turn: for the first time, or ``again``.
@@ -267,14 +265,19 @@ def _visit(
     # Arrays are taken out of tuples here, and rows are opened without a helper: numba
     # would count references in the inner loop, which costs more than the loop itself.
     place, column, alpha, value, scale = net.place, net.column, net.alpha, net.value, net.scale
-    divides, twins, (values, balls) = net.divides, (net.address, net.twin), urns
+    divides, twins, separate = net.divides, (net.address, net.twin), particles.orders.shape[0] > 1
+    (first, end), (begin, stop) = rows, tokens
+    tables, states = particles.tables[first:end], particles.states[first:end, begin:stop]
+    values, balls = particles.values[first:end], particles.balls[first:end]
+    logs, lanes, zero = particles.log_weights[first:end], np.uint64(end - first), np.uint64(0)
+    orders = particles.orders[first:end] if separate else particles.orders
+    orders = orders[:, begin:stop]
     w, running, uniforms, product = buffers.w, buffers.running, buffers.uniforms, buffers.product
     registers, blocks, last = place.shape[1], running.shape[1] - 1, net.states
-    separate, lanes, zero = orders.shape[0] > 1, np.uint64(tables.shape[0]), np.uint64(0)
+    count, varied = stop - begin, alpha.shape[0] > 1
     recorded, kind = states.shape[1] > 0, states.dtype.type
-    tokens, varied = orders.shape[1], alpha.shape[0] > 1
     product[:] = 1.0
-    for t in range(tokens):
+    for t in range(count):
         if again:
             for lane in range(lanes):
                 m = np.uint64(orders[lane if separate else zero, t])
@@ -287,7 +290,7 @@ def _visit(
                     tables[lane, np.uint64(place[m, n]) + step] -= 1
         for lane in range(lanes):
             row = lane if separate else zero
-            m, later = np.uint64(orders[row, t]), np.uint64(orders[row, min(t + AHEAD, tokens - 1)])
+            m, later = np.uint64(orders[row, t]), np.uint64(orders[row, min(t + AHEAD, count - 1)])
             for n in range(registers):
                 prefetch(tables, lane, place[later, n])
             if plain:
@@ -339,12 +342,7 @@ def visit(
     again : True for past tokens, of particles that can move
     buffers : ``uniforms`` holds a number for each of them
     """
-    (p, q), (begin, end) = rows, tokens
-    separate = particles.orders.shape[0] > 1
-    orders = particles.orders[p:q, begin:end] if separate else particles.orders[0:1, begin:end]
-    tables, urns = particles.tables[p:q], (particles.values[p:q], particles.balls[p:q])
-    states, logs = particles.states[p:q, begin:end], particles.log_weights[p:q]
     if net.value.size > 0:
-        _visit(net, orders, tables, urns, states, logs, buffers, again, True)
+        _visit(net, particles, rows, tokens, again, buffers, True)
     else:
-        _visit(net, orders, tables, urns, states, logs, buffers, again, False)
+        _visit(net, particles, rows, tokens, again, buffers, False)

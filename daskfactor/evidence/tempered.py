@@ -7,6 +7,7 @@ by side.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -135,124 +136,113 @@ def _compressed(cells: Array, major: int, minor: int, length: int) -> tuple[Arra
     return pointers, cols[order], np.ascontiguousarray(cells[2][order])
 
 
-def temperature_series(
-    model: TweedieNMF,
-    data: BlockedData,
-    choice: Choice,
-    sides: Any,
-    seed: int,
-    lengths: tuple[int, int, int],
-    item: tuple[int, float, float],
-    work: Any = None,
-) -> FitSeries:
-    """Return fits along the chain of one temperature; an executor maps this, on any machine.
+@dataclass(frozen=True)
+class TemperedChains:
+    """Chains of a model at all temperatures.
 
-    ``lengths`` are draws, tuning sweeps, thinning; ``item``: number of the temperature, t, and
-    its share of the draws.
+    Attributes
+    ----------
+    model, data, seed
+        The model, with numbers for its settings, its data, and the root of random numbers.
+    sampler, sides
+        A sampler and None, or None and the entries for exact moves of rows.
+    draws, tune, every
+        Draws at t = 1, tuning sweeps, thinning.
     """
-    del work
-    number, t, share = item
-    draws, tune, every = lengths
-    draws = max(10, round(draws * share))
-    rng = generator(seed, number, Stream.TEMPERATURE, model.n_components)
-    if t == 0:
-        fits = [_fit(model, data, sides, _draw_prior(model, data, rng)) for _ in range(draws)]
-        return FitSeries(np.array(fits))
-    if isinstance(choice, Sampler):
-        return _sampled_fits(model, data, choice, (seed, number), t, (draws, tune, every))
-    return _moved_fits(model, data, sides, rng, t, (draws, tune, every))
 
+    model: TweedieNMF
+    data: BlockedData
+    seed: int
+    sampler: Sampler | None
+    sides: Sides | None
+    draws: int
+    tune: int
+    every: int
 
-def _draw_prior(model: TweedieNMF, data: BlockedData, rng: np.random.Generator) -> list[Factor]:
-    """Draw W (I, K), Hᵀ (J, K), further factors likewise; frozen components stay as they are."""
-    hyper = model.resolve(data.level, 1.0)
-    drawn = []
-    for side, bands in enumerate(data.grid.sides):
-        rate, shape = hyper.prior(side)
-        drawn.append(rng.standard_gamma(shape, (bands.size, model.n_components)) / rate)
-    for side, fixed in enumerate(model.fixed):
-        if fixed is not None:
-            fixed.put(drawn[side], data.order(side))
-    return [np.maximum(factor, SMALLEST) for factor in drawn]
+    def series(self, item: tuple[int, float, float], work: Any = None) -> FitSeries:
+        """Return fits along one chain; an executor maps this, on any machine.
 
+        ``item``: number of the temperature, t, and its share of the draws.
+        """
+        del work
+        number, t, share = item
+        draws = max(10, round(self.draws * share))
+        rng = generator(self.seed, number, Stream.TEMPERATURE, self.model.n_components)
+        if t == 0:
+            return FitSeries(np.array([self._fit(self._draw_prior(rng)) for _ in range(draws)]))
+        if self.sampler is not None:
+            return self.sampled_fits(self.sampler, number, t, draws)
+        assert self.sides is not None
+        return self._moved_fits(self.sides, rng, t, draws)
 
-def _fit(
-    model: TweedieNMF, data: BlockedData, sides: Sides | None, factors: Sequence[Factor]
-) -> float:
-    """Return the fit of factors by the kernels of exact moves, or by those of samplers."""
-    if sides is not None:
-        W, H = factors
-        return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
-    state = make_state(data.grid, *(factor.astype(data.dtype) for factor in factors))
-    fit = evaluate(Place(SerialExecutor(), data, state, SMALLEST_MEAN), model.likelihood)
-    return fit.negative_divergence
+    def _draw_prior(self, rng: np.random.Generator) -> list[Factor]:
+        """Draw W (I, K), Hᵀ (J, K), further factors likewise; frozen components stay."""
+        hyper, drawn = self.model.resolve(self.data.level, 1.0), []
+        for side, bands in enumerate(self.data.grid.sides):
+            rate, shape = hyper.prior(side)
+            drawn.append(rng.standard_gamma(shape, (bands.size, self.model.n_components)) / rate)
+        for side, fixed in enumerate(self.model.fixed):
+            if fixed is not None:
+                fixed.put(drawn[side], self.data.order(side))
+        return [np.maximum(factor, SMALLEST) for factor in drawn]
 
+    def _fit(self, factors: Sequence[Factor]) -> float:
+        """Return the fit of factors by the kernels of exact moves, or by those of samplers."""
+        likelihood, data = self.model.likelihood, self.data
+        if self.sides is not None:
+            return row_kernels(likelihood).log_fit(*factors, self.sides.by_rows)
+        state = make_state(data.grid, *(factor.astype(data.dtype) for factor in factors))
+        place = Place(SerialExecutor(), data, state, SMALLEST_MEAN)
+        return evaluate(place, likelihood).negative_divergence
 
-def _moved_fits(
-    model: TweedieNMF,
-    data: BlockedData,
-    sides: Sides,
-    rng: np.random.Generator,
-    t: float,
-    lengths: tuple[int, int, int],
-) -> FitSeries:
-    """Return fits of one chain that draws from p(V | W, H)^t p(W, H) by moving rows.
+    def _moved_fits(
+        self, sides: Sides, rng: np.random.Generator, t: float, draws: int
+    ) -> FitSeries:
+        """Return fits of one chain that draws from p(V | W, H)^t p(W, H) by moving rows.
 
-    It starts where sweeps without noise end, in the bulk of the posterior at t. While
-    it is tuned the proposal is shortened when too few are accepted. ``lengths`` are draws, tuning
-    sweeps, thinning.
-    """
-    draws, tune, every = lengths
-    W, H = _draw_prior(model, data, rng)
-    hyper, none = model.resolve(data.level, 1.0), np.zeros(model.n_components, dtype=bool)
-    priors = (
-        Prior(*hyper.prior(side), none if mask is None else mask)
-        for side, mask in enumerate(model.frozen)
-    )
-    law, phi = model.likelihood.at(float(model.dispersion))
-    s, kernels = t / phi, row_kernels(law)
-    target = Target(sides.by_rows, sides.by_cols, s, *priors)
-    kernels.start_chain(W, H, target, START_SWEEPS)
-    tau, rows = LONGEST, len(W) + len(H)
-    for size in np.diff(tune * np.arange(BATCHES + 1) // BATCHES):
-        accepted = kernels.run_sweeps(W, H, target, tau, rng, np.empty(size))
-        if size and accepted / (size * rows) < MIN_ACCEPTANCE:
-            tau = min(tau, 2.0) / 2.0
-    fits = np.empty(draws * every)
-    accepted = kernels.run_sweeps(W, H, target, tau, rng, fits)
-    return FitSeries(fits[every - 1 :: every], acceptance=accepted / (fits.size * rows))
+        It starts where sweeps without noise end, in the bulk of the posterior at t. While
+        it is tuned the proposal is shortened when too few are accepted.
+        """
+        W, H = self._draw_prior(rng)
+        hyper, none = self.model.resolve(self.data.level, 1.0), np.zeros(W.shape[1], dtype=bool)
+        priors = (
+            Prior(*hyper.prior(side), none if mask is None else mask)
+            for side, mask in enumerate(self.model.frozen)
+        )
+        law, phi = self.model.likelihood.at(float(self.model.dispersion))
+        kernels, target = row_kernels(law), Target(sides.by_rows, sides.by_cols, t / phi, *priors)
+        kernels.start_chain(W, H, target, START_SWEEPS)
+        tau, rows = LONGEST, len(W) + len(H)
+        for size in np.diff(self.tune * np.arange(BATCHES + 1) // BATCHES):
+            accepted = kernels.run_sweeps(W, H, target, tau, rng, np.empty(size))
+            if size and accepted / (size * rows) < MIN_ACCEPTANCE:
+                tau = min(tau, 2.0) / 2.0
+        fits = np.empty(draws * self.every)
+        accepted = kernels.run_sweeps(W, H, target, tau, rng, fits)
+        series = fits[self.every - 1 :: self.every]
+        return FitSeries(series, acceptance=accepted / (fits.size * rows))
 
-
-def _sampled_fits(
-    model: TweedieNMF,
-    data: BlockedData,
-    sampler: Sampler,
-    address: tuple[int, int],
-    t: float,
-    lengths: tuple[int, int, int],
-) -> FitSeries:
-    """Return fits at the draws of a sampler's chain at temperature t, addressed (seed, number)."""
-    seed, number = address
-    draws, tune, every = lengths
-    # Draws and tuning cycles are rounded up to a multiple of every track's stride.
-    stride = longest_stride(sampler)
-    draws, tune = (-(-count // stride) * stride for count in (draws, tune))
-    options = RunOptions(draws, tune, 1, every, seed, "moments", 0, str(data.dtype))
-    setting = Setting(
-        data, model, sampler.kernel(model, data), options, SerialExecutor(), temperature=t
-    )
-    chain = Chain(setting, number)
-    chain.start()
-    fits: list[list[float]] = [[] for _ in sampler.tracks]
-    for end in setting.ends:
-        chain.advance(end)
-        if end > options.tune:
-            for run, values in zip(chain.tracks, fits, strict=True):
-                recorded = (n for n in sorted(run.fits) if run.options.draw_index(n) is not None)
-                values.extend(run.fits[cycle].negative_divergence for cycle in recorded)
-        chain.forget()
-    fine, *coarse = map(np.array, fits)
-    return FitSeries(fine, coarse[0] if coarse else None)
+    def sampled_fits(self, sampler: Sampler, number: int, t: float, draws: int) -> FitSeries:
+        """Return fits at the draws of a sampler's chain, with this number, at temperature t."""
+        # Draws and tuning cycles are rounded up to a multiple of every track's stride.
+        data, stride = self.data, longest_stride(sampler)
+        draws, tune = (-(-count // stride) * stride for count in (draws, self.tune))
+        dtype = str(data.dtype)
+        options = RunOptions(draws, tune, 1, self.every, self.seed, "moments", 0, dtype)
+        kernel = sampler.kernel(self.model, data)
+        setting = Setting(data, self.model, kernel, options, SerialExecutor(), temperature=t)
+        chain = Chain(setting, number)
+        chain.start()
+        fits: list[list[float]] = [[] for _ in sampler.tracks]
+        for end in setting.ends:
+            chain.advance(end)
+            if end > options.tune:
+                for run, values in zip(chain.tracks, fits, strict=True):
+                    cycles = (n for n in sorted(run.fits) if run.options.draw_index(n) is not None)
+                    values.extend(run.fits[cycle].negative_divergence for cycle in cycles)
+            chain.forget()
+        fine, *coarse = map(np.array, fits)
+        return FitSeries(fine, coarse[0] if coarse else None)
 
 
 def additive_series(

@@ -16,7 +16,6 @@ that means and variances are of.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -32,11 +31,11 @@ from daskfactor.evidence.tempered import (
     MIN_SAMPLED,
     Choice,
     FitSeries,
+    TemperedChains,
     Vector,
     additive_series,
     both_sides,
     listed_entries,
-    temperature_series,
 )
 from daskfactor.inference.base import Sampler, reference_sampler
 from daskfactor.inference.program import normalizer
@@ -407,21 +406,21 @@ class ThermodynamicIntegration(EvidenceMethod):
             return self._assemble(series, {"sampler": ADDITIVE_SAMPLER}, problem)
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
-        exact = isinstance(choice, str)
-        kind = "exact" if isinstance(choice, str) else "sampler" if choice.biased else "reference"
-        if not isinstance(choice, str) and choice.biased:
+        sampler = choice if isinstance(choice, Sampler) else None
+        exact = sampler is None
+        kind = "exact" if sampler is None else "sampler" if sampler.biased else "reference"
+        if sampler is not None and sampler.biased:
             warn(
-                f"the claimed errors leave out the bias of {choice.name}'s steps, which "
+                f"the claimed errors leave out the bias of {sampler.name}'s steps, which "
                 "grows with the data: of 100 x 75 counts and three components it was up to "
                 f"four times as large; use {reference_sampler(model).name}(), or leave sampler out",
                 SamplingWarning,
             )
         sides = both_sides(data, model.likelihood) if exact else None
-        settings = model, data, choice, sides, problem.seed, self._lengths(kind)
+        run = TemperedChains(model, data, problem.seed, sampler, sides, *self._lengths(kind))
         items = [(i, t, self._share(t, exact)) for i, t in enumerate(self._ladder.tolist())]
         # The hottest chains, which are the longest, come first.
-        one = partial(temperature_series, *settings)
-        chains = problem.map(one, items[::-1], "tempered-chain")[::-1]
+        chains = problem.map(run.series, items[::-1], "tempered-chain")[::-1]
         dispersion = float(model.dispersion)
         law, phi = model.likelihood.at(dispersion)
         level = normalizer(data, dispersion, law, problem.executor)

@@ -304,8 +304,8 @@ def stein_weights(matrix: ArrayLike) -> Array:
             candidates.append(_least_squares(K, np.sqrt(diagonal)))
         except RuntimeError as error:  # more iterations than scipy allows
             warn(
-                f"the optimisation of the weights failed ({error}); equal weights or the best "
-                "particle are returned, whichever is better",
+                f"no best weights were found ({error}); equal weights or the best single particle "
+                "are returned, whichever is better",
                 SamplingWarning,
             )
     return min(candidates, key=lambda w: float(w @ K @ w))

@@ -269,7 +269,7 @@ def test_what_cannot_be_drawn():
         (TweedieNMF(2), (3, 4), {}, r"model must be an AllocationModel\(\.\.\.\), got"),
         (MANY, None, {}, "sizes of the observed variables i, j are missing"),
         (MANY, 5, {}, "shape must be a list of sizes such as"),
-        (MANY, (10**10, 10**10), {}, "choose a smaller shape"),
+        (MANY, (10**10, 10**10), {}, "pass a smaller shape"),
         (MANY, (10**200, 10**200), {}, r"would have 10\^400 cells"),
         (MANY, (3, 4), {"total": -1}, "total must be a whole number of at least 0, got -1"),
         (MANY, (3, 4), {"total": 10**13}, r"1e\+13 tokens are more than can be drawn"),

@@ -116,7 +116,7 @@ def test_errors():
         ({"observed": ["i", "x"]}, "observed has 'x', which is not in the graph"),
         ({"observed": "ij"}, "observed must be a list of names"),
         ({"observed": ["i"]}, "'j' is in the graph, but neither hidden nor observed"),
-        ({"observed": ["i", "j", "r"]}, "'r' is given as hidden and as observed"),
+        ({"observed": ["i", "j", "r"]}, "'r' is hidden and observed"),
         ({"observed": ["i", "i", "j"]}, "observed names a variable twice"),
         ({"observed": {"i": 0, "j": 1}}, "size of 'i' must be a whole number"),
         ({"concentration": 0}, "concentration must be a positive, finite number from .* got 0"),

@@ -9,7 +9,7 @@ import pytest
 import daskfactor as dfac
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import SamplingWarning
-from daskfactor.evidence.tempered import _sampled_fits
+from daskfactor.evidence.tempered import TemperedChains
 from daskfactor.evidence.thermodynamic import standard_error
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference import block_hmc
@@ -155,7 +155,8 @@ def off_by(case, t, copies=400):
     with as_blocks(V, 2, **options) as data:
         law, phi = model.likelihood.at(case.dispersion)
         level = normalizer(data, phi, law, SerialExecutor())
-        found = _sampled_fits(model, data, BlockHMC(), (0, 1), t, (PATHS, 100, 1)).fine
+        chains = TemperedChains(model, data, 0, BlockHMC(), None, PATHS, 100, 1)
+        found = chains.sampled_fits(BlockHMC(), 1, t, PATHS).fine
     own = found / case.dispersion + level
     miss = own.mean() / copies - mean_log_likelihood(case, t)
     deviation = own.std() / math.sqrt(copies)
