@@ -206,7 +206,7 @@ WARNINGS = {
         lambda _: dfac.as_blocks(LARGE, 64, memory_limit="1 MB"),
     ),
     "letters that a font lacks": (
-        "name a font that has them in matplotlib's rcParams['font.family']",
+        "to a font that has them",
         lambda: drawn("DejaVu Sans"),
         lambda _: drawn("STIXGeneral"),
     ),
@@ -686,7 +686,7 @@ ERRORS = {
         lambda _: sample(store="other.zarr", overwrite=True),
     ),
     "a run in memory": (
-        "pass store= when the run begins",
+        "pass store= when it starts",
         lambda: dfac.resume(sample(), draws=4),
         lambda _: (sample(store="r.zarr"), dfac.resume("r.zarr", draws=4, progressbar=False)),
     ),
@@ -888,7 +888,7 @@ ERRORS = {
         lambda _: (fit("--keep", "draws", "--overwrite"), shell("recommend", "r.zarr")),
     ),
     "an option of another model": (
-        "--beta belongs to --model tweedie, got 2.0 with gaussian; leave one of them out",
+        "--beta belongs to --model tweedie, got 2.0 with --model gaussian; leave one of them out",
         lambda: fit("--model", "gaussian", "--beta", "2", data=numbers()),
         lambda _: fit("--model", "gaussian"),
         lambda _: fit("--beta", "2", "--overwrite"),
@@ -904,7 +904,7 @@ ERRORS = {
         lambda _: fit("--allow-empty"),
     ),
     "cells to monitor in the shell": (
-        "--monitor takes only 'missing'",
+        "--monitor must be 'missing', got 'all'",
         lambda: fit("--monitor", "all", data=numbers(values=changed(np.nan))),
         lambda _: fit("--monitor", "missing"),
     ),
@@ -934,7 +934,7 @@ ERRORS = {
         lambda _: fit(data="v.npy"),
     ),
     "ranks in the shell": (
-        "--ranks is FIRST:LAST or a list such as 2,4,8",
+        "--ranks must be FIRST:LAST or a list such as 2,4,8",
         lambda: shell("select-rank", numbers(), "--ranks", "0:2"),
         lambda _: shell(
             "select-rank",

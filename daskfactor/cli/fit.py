@@ -149,7 +149,7 @@ def fit(
     from daskfactor.results.store import check_place
 
     if chains["monitor"] not in (None, "missing"):
-        raise OptionError(f"--monitor must be missing, got {chains['monitor']}")
+        raise OptionError(f"--monitor must be 'missing', got {chains['monitor']!r}")
     factor_model = model.model_with(n_components)
     check_place(store, overwrite)  # before reading the data, which may take long
     blocks["allow_empty"] |= factor_model.covariates != (None, None)

@@ -188,7 +188,7 @@ def test_errors_as_large_as_the_differences(method, fits, said, tmp_path):
     assert not table.attrs["decides"]
     assert said in table.attrs["verdict"]
     text = [axes.get_title("right") for axes in dfac.plots.plot_ranks(table).axes]
-    assert text == ["errors as large as the differences: not decided"]
+    assert text == ["undecided: errors as large as differences"]
     table.to_zarr(tmp_path / "ranks.zarr", consolidated=False)  # attributes can be stored
 
 

@@ -221,4 +221,4 @@ def test_the_plot_has_two_axes_for_each_quantity_of_which_something_can_be_said(
     assert found["p"].isnull().all()
     assert found.verdict.startswith("Nothing can be said of")
     assert not found.attrs["calibrated"]
-    refused(OptionError, "calibrate with more", plots.calibration_plot, found)
+    refused(OptionError, "pass more draws to calibrate", plots.calibration_plot, found)

@@ -123,7 +123,7 @@ def test_draws_that_are_too_many_are_left_to_who_asks(tmp_path, monkeypatch):
     dfac.sample(V, dfac.TweedieNMF(2), draws=8, tune=4, store=path, **QUIET)
     assert cached_at(path)[1].summary is None
     monkeypatch.setattr("daskfactor.cli.show.QUICKLY_READ", 10)
-    assert "--diagnose reads" in succeed("info", path)
+    assert "pass --diagnose" in succeed("info", path)
     assert "lights" not in said(path)
     assert dfac.summarize(path).attrs["draws"] == 8
 
