@@ -1,7 +1,9 @@
 import gc
 import os
+import random
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -36,6 +38,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def _seeds_that_nobody_passes(request, monkeypatch):
+    """Draw them from the name of the test: a run without a seed would fail, or warn, by chance."""
+    chosen = random.Random(request.node.nodeid)  # noqa: S311
+    monkeypatch.setattr("daskfactor.random.secrets", SimpleNamespace(randbits=chosen.getrandbits))
 
 
 @pytest.fixture(scope="session")

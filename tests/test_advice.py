@@ -228,13 +228,13 @@ WARNINGS = {
     ),
     "a first line that counts": (
         "if it is data, write a line of names before it",
-        lambda: READ(text("0,1,2,3\n1,2,4,3\n5,6,7,3\n")),
-        lambda _: READ(text("a,b,c,d\n0,1,2,3\n1,2,4,3\n5,6,7,3\n")),
+        lambda: READ(text("0,1,2,3,4\n1,2,4,3,1\n5,6,7,3,1\n")),
+        lambda _: READ(text("a,b,c,d,e\n0,1,2,3,4\n1,2,4,3,1\n5,6,7,3,1\n")),
     ),
     "codes": (
         "if it is data, write its numbers without leading zeros",
-        lambda: READ(text("01,1,2,3\n02,2,4,3\n05,6,7,3\n")),
-        lambda _: READ(text("1,1,2,3\n2,2,4,3\n5,6,7,3\n")),
+        lambda: READ(text("01,1,2,3,4\n02,2,4,3,1\n05,6,7,3,1\n")),
+        lambda _: READ(text("1,1,2,3,4\n2,2,4,3,1\n5,6,7,3,1\n")),
     ),
     "an estimate of few sweeps": (
         "take more draws, or use ThermodynamicIntegration()",
@@ -563,9 +563,9 @@ ERRORS = {
         lambda _: READ(text(THREE.replace("5,6", "5,")), table=False),
     ),
     "a ragged line of a wider file": (
-        "line 2 has 3 fields, the lines before it 4; write 4 on every line, with nothing in one",
-        lambda: READ(text("1,2,3,4\n5,6,7\n8,9,1,2\n")),
-        lambda _: READ(text("1,2,3,4\n5,6,7,\n8,9,1,2\n")),
+        "line 2 has 4 fields, the lines before it 5; write 5 on every line, with nothing in one",
+        lambda: READ(text("1,2,3,4,1\n5,6,7,1\n8,9,1,2,1\n")),
+        lambda _: READ(text("1,2,3,4,1\n5,6,7,,1\n8,9,1,2,1\n")),
     ),
     "decimal commas": (
         "pass what pandas.read_csv(..., sep=';', decimal=',') reads",

@@ -264,7 +264,6 @@ def test_impossible_cells_are_refused(rows, cols, message):
 def test_labels_name_cells_and_tell_names_apart_that_rows_and_columns_share():
     labels = Labels("gene", "cells", {"gene": np.array(["a", "b"])}, {"batch": np.array([4, 5])})
     assert labels.cell(1, 0) == "row 1 (b), column 0"
-    Labels("chain", "x", {}, {"component": np.arange(3)})  # names of results are free
     own, other = np.arange(2), np.arange(3)
     with pytest.warns(DataWarning, match="'x' of one is 'x_', 'k' of one is 'k_'"):
         labels = Labels("x", "x", {"x": own, "k": own}, {"x": other, "k": other})
@@ -275,7 +274,7 @@ def test_labels_name_cells_and_tell_names_apart_that_rows_and_columns_share():
     with pytest.warns(DataWarning, match="'y' of one is 'y_'"):  # the dimension has the name
         labels = Labels("x", "y", {"y": own}, {"y": other})
     assert (labels.row_coords, labels.col_coords) == ({"y_": own}, {"y": other})
-    given = [("a", "b"), (None, 3), ("a", "a"), ("chain", "b"), ("column", None)]
+    given = [("a", "b"), (None, 3), ("a", "a"), ("column", None)]
     assert [usable_dims(*dims) for dims in given] == [
-        *(("a", "b"), ("row", "3"), ("row", "column"), ("chain", "b"), ("row", "column"))
+        *(("a", "b"), ("row", "3"), ("row", "column"), ("row", "column"))
     ]

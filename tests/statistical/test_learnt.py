@@ -17,7 +17,8 @@ def spiked(shape, count, seed, dtype):
     rng = np.random.default_rng(seed)
     # θ = g u^(1/a) with g ~ Gamma(a + 1): in logarithms, which do not underflow.
     logs = np.log(rng.gamma(shape + 1.0, size=(count, 1))) + np.log(rng.random((count, 1))) / shape
-    return np.maximum(np.exp(np.maximum(logs, -700.0)), variates.TINY[dtype]).astype(dtype)
+    smallest = variates.TINY_32 if dtype == "float32" else variates.TINY_64
+    return np.maximum(np.exp(np.maximum(logs, -700.0)), smallest).astype(dtype)
 
 
 def totals(W):
@@ -34,7 +35,7 @@ SPIKED = dfac.TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0, shape_w="aut
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_entries_at_the_floor_have_the_probability_of_all_below(dtype):
     # No kernel writes what is below the floor but for double precision.
-    assert variates.TINY["float32"] == langevin.SMALLEST == FLOOR > variates.TINY["float64"]
+    assert variates.TINY_32 == langevin.SMALLEST == FLOOR > variates.TINY_64
     W = spiked(0.02, 300, 0, dtype)
     above, law = W[np.dtype(dtype).type(FLOOR) < W].astype(float), stats.gamma
     assert 20 < W.size - above.size < 100
