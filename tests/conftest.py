@@ -9,6 +9,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+import daskfactor.random
 from tests import kept
 
 # Derandomized in CI: a run there fails because of a change, never because of luck.
@@ -40,11 +41,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-@pytest.fixture(autouse=True)
-def _seeds_that_nobody_passes(request, monkeypatch):
-    """Draw them from the name of the test: a run without a seed would fail, or warn, by chance."""
-    chosen = random.Random(request.node.nodeid)  # noqa: S311
-    monkeypatch.setattr("daskfactor.random.secrets", SimpleNamespace(randbits=chosen.getrandbits))
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Make seeds that nobody passes from the name of the test: chance would fail it at times."""
+    chosen = random.Random(item.nodeid)
+    daskfactor.random.secrets = SimpleNamespace(randbits=chosen.getrandbits)
 
 
 @pytest.fixture(scope="session")

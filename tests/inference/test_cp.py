@@ -187,7 +187,7 @@ def run(V=None, settings=None, sampler=None, **options):
         (
             {"monitor": ([0], [1], [1, 2])},
             OptionError,
-            "must have equal lengths, got 1 and 1 and 2",
+            "have equal lengths, got 1 and 1 and 2",
         ),
         ({"init": "random"}, OptionError, "init of a CP"),
         ({"blocks": 99}, OptionError, "shortest side"),
