@@ -242,7 +242,7 @@ def matrix(run: Run) -> Figure:
     model = dfac.TweedieNMF(10, dispersion=1.0)
     with dfac.as_blocks(V, dtype="float32") as data:
         kernel = dfac.IMQ("median", "median")
-        posterior = Posterior.of(SerialExecutor(), data, model, kernel, tangent=False)
+        posterior = Posterior(SerialExecutor(), data, model, kernel).resolve()
         particles = Particles.of(W, H, data)
         found = posterior.stein_matrix(particles)
 

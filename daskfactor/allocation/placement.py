@@ -71,12 +71,12 @@ class Placement:
 class _Registers(NamedTuple):
     """Registers of a model: R of them, M observed cells, H states.
 
-    ``address``: R views of (M,), first cell of a token's row; ``column``: (R, H), offset of a
-    state in it; ``alpha``: (R,); ``urn``: (R,), equal where registers count in one urn;
+    ``address``: (R, M), first cell of a token's row; ``column``: (R, H), offset of a state in it;
+    ``alpha``: (R,); ``urn``: (R,), equal where registers count in one urn;
     ``total``: (R,)
     """
 
-    address: list[Ints]
+    address: Ints
     column: Ints
     alpha: NDArray[np.float64]
     urn: Ints
@@ -84,13 +84,12 @@ class _Registers(NamedTuple):
 
     def take(self, chosen: Any) -> "_Registers":
         """Return the chosen registers."""
-        address = [self.address[n] for n in np.arange(len(self.address))[chosen]]
-        return _Registers(address, *(values[chosen] for values in self[1:]))
+        return _Registers(*(values[chosen] for values in self))
 
     @property
     def shared(self) -> NDArray[np.bool_]:
         """Registers whose row is the same for all tokens."""
-        return np.array([bool((rows == rows[0]).all()) for rows in self.address], bool)
+        return np.asarray((self.address == self.address[:, :1]).all(axis=1))
 
     def groups(self) -> list[Ints]:
         """Return the registers that count in one urn, in the order of the first of each."""
@@ -112,9 +111,6 @@ def place_counts(compiled: CompiledModel) -> Placement:
         width, heaviest = width + len(row_cells), max(heaviest, most)
     table = np.concatenate(cells)
     columns = np.flatnonzero(table >= 0)
-    first = [
-        rows[0] for rows, total in zip(by_state.address, by_state.total, strict=True) if not total
-    ]
     scaled = np.sum(compiled.values * np.log(compiled.values))  # makes up for Network.scale
     twin, none = np.tril(rowed.urn[:, None] == rowed.urn, -1), np.zeros((0, 0), np.int64)
     above, below = (
@@ -130,13 +126,13 @@ def place_counts(compiled: CompiledModel) -> Placement:
             scale=1.0 / compiled.values,
             value=state_values(above, below, tokens) if simple else np.empty(0),
             divides=rowed.total.astype(np.uint8),
-            address=np.stack(rowed.address, 1) if twin.any() else none,
+            address=rowed.address.T.copy() if twin.any() else none,
             twin=(twin if twin.any() else none).astype(np.uint8),
             states=compiled.states,
         ),
         table_columns=columns,
         table_cells=table[columns],
-        state_cells=np.array(first, np.int64)[:, None] + np.arange(compiled.states),
+        state_cells=by_state.address[~by_state.total, :1] + np.arange(compiled.states),
         constant_cells=constant_cells,
         constant_counts=constant_counts,
         values=compiled.values,
@@ -151,7 +147,7 @@ def _without_constants(compiled: CompiledModel) -> tuple[_Registers, Ints, Ints,
     """Return the registers that vary; of the others the cells, counts, and log of the factors."""
     urns = [2 * compiled.group, 2 * compiled.group + 1]
     registers = _Registers(
-        [*compiled.row.T, *compiled.total_row.T],
+        np.concatenate([compiled.row.T, compiled.total_row.T]),
         np.concatenate([compiled.column, compiled.total_column]),
         np.concatenate([compiled.alpha, compiled.alpha_total]),
         np.concatenate(urns),
@@ -165,7 +161,7 @@ def _without_constants(compiled: CompiledModel) -> tuple[_Registers, Ints, Ints,
             continue
         varies[members] = False
         constant = registers.take(members)
-        places = (np.stack(constant.address) + constant.column[:, :1]).ravel()
+        places = (constant.address + constant.column[:, :1]).ravel()
         cells, index = np.unique(places, return_inverse=True)
         balls = np.bincount(index, np.tile(compiled.values, len(members))).astype(np.int64)
         rise = float(np.sum(gammaln(constant.alpha[0] + balls) - gammaln(constant.alpha[0])))
@@ -200,7 +196,7 @@ def _place_rows(members: _Registers, values: Ints) -> tuple[Ints, Ints, int]:
         Largest count of a row.
     """
     length, draws = int(members.column.max()) + 1, len(members.urn)
-    rows, index = np.unique(np.stack(members.address), return_inverse=True)
+    rows, index = np.unique(members.address, return_inverse=True)
     same = bool((members.column == members.column[0]).all())
     if same and bool(np.all(np.diff(rows) >= length)):
         place = length * np.arange(len(rows))

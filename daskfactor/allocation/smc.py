@@ -46,7 +46,6 @@ from daskfactor.checks import is_number, one_of, positive_number, warn, whole_nu
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceProblem
 from daskfactor.kernels.views import Workspace
-from daskfactor.progress import RunEvent
 
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[int, Workspace], Batch], Sequence[int]], list[Batch]]
@@ -329,13 +328,8 @@ class SequentialMonteCarlo(AllocationMethod):
 
     def estimate(self, problem: EvidenceProblem) -> Evidence:
         compiled = self._compile(problem)
-
-        def run_all(function: Any, items: Sequence[int]) -> list[Batch]:
-            message = f"{len(items)} batches of {function.args[0].particles} particles"
-            problem.on_event(RunEvent("draw", 0, len(items), message=message))
-            return problem.map(function, items, "particles", lambda batch: message)
-
-        result = self.run(compiled, problem.seed, run_all)
+        mapped = partial(problem.map, name="particles", message=_message)
+        result = self.run(compiled, problem.seed, mapped)
         columns: Columns = {
             "island_log_evidence": (("island",), result.batch_log_z),
             "ess": (("island", "token"), result.ess),
@@ -350,6 +344,10 @@ class SequentialMonteCarlo(AllocationMethod):
         rounds = {"particles_per_island": result.plan.particles, "tried": list(result.rounds)}
         trace = trace.assign_attrs(rounds, random_seed=str(problem.seed))
         return Evidence(result.log_evidence, result.standard_error, 0.0, trace)
+
+
+def _message(batch: Batch) -> str:
+    return f"batches of {len(batch.log_weights)} particles"
 
 
 def _mean_counts(compiled: CompiledModel, free: tuple[str, ...], result: SMCResult) -> Vector:

@@ -267,7 +267,8 @@ class Chib(EvidenceMethod):
         Gibbs().kernel(model)
 
     def estimate(self, problem: EvidenceProblem) -> Evidence:
-        Gibbs().kernel(problem.model, problem.data)
+        model = problem.model
+        Gibbs().kernel(model, problem.data)
         sweeps = _Sweeps(problem, self.tune + self.tune // 2 + 2 * self.draws)
         sweeps.run(self.tune - self.tune // 4, "tune")
         W, H = sweeps.average(self.tune // 4)
@@ -276,7 +277,41 @@ class Chib(EvidenceMethod):
         sweeps.run(self.tune // 2 - self.tune // 4, "tune")
         H = sweeps.average(self.tune // 4)[1]
         second = average(sweeps.densities(H, COLUMNS, self.draws))
-        return self._assemble(problem, (W, H), (first, second))
+        worst = min(first, second, key=lambda ordinate: ordinate.effective)
+        if worst.effective < MIN_EFFECTIVE:
+            warn(
+                f"Chib's estimate depends on {worst.effective:.1f} sweeps: log-densities at the "
+                f"point spread over {worst.spread:.1f} nats, and it is too large by an unknown "
+                "amount; take more draws, or use ThermodynamicIntegration()",
+                SamplingWarning,
+            )
+        likelihood, prior = _densities(problem, W, H)
+        statistics = {
+            f"{name}_{side}": getattr(ordinate, name)
+            for side, ordinate in (("w", first), ("h", second))
+            for name in ("log_ordinate", "error", "spread", "effective")
+        }
+        trace = xr.Dataset(
+            {
+                "log_density_w": ("draw", first.parts),
+                "log_density_columns": ("column", second.parts),
+                "log_likelihood": likelihood,
+                "log_prior": prior,
+                **statistics,
+                "W": (("row", "component"), W),
+                "H": (("component", "column"), H.T),
+            },
+            attrs={
+                "sampler": "Gibbs",
+                "unit": "nats",
+                "rate_w": model.rate_w,
+                "rate_h": model.rate_h,
+                "n_components": model.n_components,
+                "random_seed": str(problem.seed),
+            },
+        )
+        value = likelihood + prior - first.log_ordinate - second.log_ordinate
+        return Evidence(value, math.hypot(first.error, second.error), 0.0, trace)
 
     def _first(self, problem: EvidenceProblem, sweeps: "_Sweeps", W: Wide) -> Ordinate:
         """Return log p(W* | V), averaged over labellings.
@@ -293,50 +328,6 @@ class Chib(EvidenceMethod):
             for tables in sweeps.densities(W, ROWS, self.draws)
         ]
         return average(logs)._replace(parts=np.concatenate(logs)[:, 0])
-
-    def _assemble(
-        self,
-        problem: EvidenceProblem,
-        point: tuple[Wide, Wide],
-        ordinates: tuple[Ordinate, Ordinate],
-    ) -> Evidence:
-        likelihood, prior = _densities(problem, *point)
-        first, second = ordinates
-        worst = min(ordinates, key=lambda ordinate: ordinate.effective)
-        if worst.effective < MIN_EFFECTIVE:
-            warn(
-                f"Chib's estimate depends on {worst.effective:.1f} sweeps: log-densities at the "
-                f"point spread over {worst.spread:.1f} nats, and it is too large by an unknown "
-                "amount; take more draws, or use ThermodynamicIntegration()",
-                SamplingWarning,
-            )
-        model = problem.model
-        statistics = {
-            f"{name}_{side}": getattr(ordinate, name)
-            for side, ordinate in zip("wh", ordinates, strict=True)
-            for name in ("log_ordinate", "error", "spread", "effective")
-        }
-        trace = xr.Dataset(
-            {
-                "log_density_w": ("draw", first.parts),
-                "log_density_columns": ("column", second.parts),
-                "log_likelihood": likelihood,
-                "log_prior": prior,
-                **statistics,
-                "W": (("row", "component"), point[0]),
-                "H": (("component", "column"), point[1].T),
-            },
-            attrs={
-                "sampler": "Gibbs",
-                "unit": "nats",
-                "rate_w": model.rate_w,
-                "rate_h": model.rate_h,
-                "n_components": model.n_components,
-                "random_seed": str(problem.seed),
-            },
-        )
-        value = likelihood + prior - first.log_ordinate - second.log_ordinate
-        return Evidence(value, math.hypot(first.error, second.error), 0.0, trace)
 
 
 def _densities(problem: EvidenceProblem, W: Wide, H: Wide) -> tuple[float, float]:

@@ -8,7 +8,7 @@ by side.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,6 @@ from daskfactor.random import Stream, generator
 Array = NDArray[Any]
 Factor = NDArray[np.float64]
 Vector = NDArray[np.float64]
-
-Choice = Sampler | Literal["exact"]
 
 MIN_SAMPLED = 0.3
 """Least share of the draws of a sampler that a low temperature takes."""
@@ -55,12 +53,11 @@ ADDITIVE_SAMPLER = "SGLD"
 class FitSeries(NamedTuple):
     """Log-likelihoods at the draws of one temperature.
 
-    ``coarse`` is the series of a Richardson-Romberg pair's coarse chain, whose draws are as far
-    apart in time as ``fine``'s are after pairs of those have been averaged.
+    ``fits`` are those of one chain, or of the fine and the coarse one of a Richardson-Romberg
+    pair; the latter's draws are as far apart in time as pairs of the former's.
     """
 
-    fine: Vector
-    coarse: Vector | None = None
+    fits: tuple[Vector, ...]
     acceptance: float = np.nan
 
 
@@ -169,7 +166,8 @@ class TemperedChains:
         draws = max(10, round(self.draws * share))
         rng = generator(self.seed, number, Stream.TEMPERATURE, self.model.n_components)
         if t == 0:
-            return FitSeries(np.array([self._fit(self._draw_prior(rng)) for _ in range(draws)]))
+            fits = np.array([self._fit(self._draw_prior(rng)) for _ in range(draws)])
+            return FitSeries((fits,))
         if self.sampler is not None:
             return self.sampled_fits(self.sampler, number, t, draws)
         assert self.sides is not None
@@ -220,7 +218,7 @@ class TemperedChains:
         fits = np.empty(draws * self.every)
         accepted = kernels.run_sweeps(W, H, target, tau, rng, fits)
         series = fits[self.every - 1 :: self.every]
-        return FitSeries(series, acceptance=accepted / (fits.size * rows))
+        return FitSeries((series,), accepted / (fits.size * rows))
 
     def sampled_fits(self, sampler: Sampler, number: int, t: float, draws: int) -> FitSeries:
         """Return fits at the draws of a sampler's chain, with this number, at temperature t."""
@@ -241,8 +239,7 @@ class TemperedChains:
                     cycles = (n for n in sorted(run.fits) if run.options.draw_index(n) is not None)
                     values.extend(run.fits[cycle].negative_divergence for cycle in cycles)
             chain.forget()
-        fine, *coarse = map(np.array, fits)
-        return FitSeries(fine, coarse[0] if coarse else None)
+        return FitSeries(tuple(map(np.array, fits)))
 
 
 def additive_series(
@@ -290,4 +287,4 @@ def additive_series(
             totals[(number - tune) // every] = theta.sum(axis=1)
     cold = model.draw_prior(rng, draws).sum(axis=1)
     fits = model.log_likelihood(x, np.column_stack([cold, totals]))
-    return [FitSeries(np.ascontiguousarray(column)) for column in fits.T]
+    return [FitSeries((np.ascontiguousarray(column),)) for column in fits.T]

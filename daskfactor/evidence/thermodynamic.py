@@ -29,7 +29,6 @@ from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.evidence.tempered import (
     ADDITIVE_SAMPLER,
     MIN_SAMPLED,
-    Choice,
     FitSeries,
     TemperedChains,
     Vector,
@@ -222,9 +221,8 @@ def summarize(series: FitSeries, mean_weight: float, variance_weight: float) -> 
     a L + b (L - mean)², the linearised estimate; a Richardson-Romberg pair contributes
     2 fine - coarse throughout.
     """
-    parts = [(1.0, series.fine)]
-    if series.coarse is not None:
-        parts = [(2.0, series.fine), (-1.0, series.coarse)]
+    factors = (1.0,) if len(series.fits) == 1 else (2.0, -1.0)
+    parts = list(zip(factors, series.fits, strict=True))
     squares = [(factor, (values - values.mean()) ** 2) for factor, values in parts]
     first, second = _combined(parts), _combined(squares)
     return {
@@ -312,7 +310,7 @@ class ThermodynamicIntegration(EvidenceMethod):
     draws: int | None = None
     tune: int | None = None
     every: int | None = None
-    sampler: Choice | None = None
+    sampler: Sampler | Literal["exact"] | None = None
     rule: Rule | None = None
     suits = ("matrix", "vector")
 
@@ -372,14 +370,14 @@ class ThermodynamicIntegration(EvidenceMethod):
     def _ladder(self) -> Vector:
         return ladder(self.temperatures, self.power)
 
-    def choice(self, data: BlockedData, model: TweedieNMF) -> Choice:
-        """Return the sampler to use."""
+    def choice(self, data: BlockedData, model: TweedieNMF) -> Sampler | None:
+        """Return the sampler to use, or None for exact moves."""
         if self.sampler is not None:
-            return self.sampler
+            return self.sampler if isinstance(self.sampler, Sampler) else None
         if model.tensor:
             return reference_sampler(model)
         work = listed_entries(data, model.likelihood) * model.n_components
-        return "exact" if work <= SMALL else reference_sampler(model)
+        return None if work <= SMALL else reference_sampler(model)
 
     def _lengths(self, kind: str) -> tuple[int, int, int]:
         """Return draws, tuning cycles and thinning, with defaults for None."""
@@ -405,8 +403,7 @@ class ThermodynamicIntegration(EvidenceMethod):
             series = additive_series(problem, self._ladder, self._lengths("vector"))
             return self._assemble(series, {"sampler": ADDITIVE_SAMPLER}, problem)
         data, model = problem.data, problem.model
-        choice = self.choice(data, model)
-        sampler = choice if isinstance(choice, Sampler) else None
+        sampler = self.choice(data, model)
         exact = sampler is None
         kind = "exact" if sampler is None else "sampler" if sampler.biased else "reference"
         if sampler is not None and sampler.biased:
@@ -426,17 +423,13 @@ class ThermodynamicIntegration(EvidenceMethod):
         level = normalizer(data, dispersion, law, problem.executor)
         level += (sides.constant if sides is not None else 0.0) / phi
         attrs = {
-            "sampler": choice if isinstance(choice, str) else choice.name,
+            "sampler": "exact" if sampler is None else sampler.name,
             "dispersion": dispersion,
             "rate_w": model.rate_w,
             "rate_h": model.rate_h,
         }
         series = [
-            chain._replace(
-                fine=chain.fine / phi + level,
-                coarse=None if chain.coarse is None else chain.coarse / phi + level,
-            )
-            for chain in chains
+            chain._replace(fits=tuple(fit / phi + level for fit in chain.fits)) for chain in chains
         ]
         return self._assemble(series, attrs, problem)
 
@@ -468,7 +461,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         table = table.assign(
             weight=weight[0],
             variance_weight=weight[1],
-            draws=[one.fine.size for one in series],
+            draws=[one.fits[0].size for one in series],
             acceptance=[one.acceptance for one in series],
         )
         trace = table.to_xarray().assign_attrs(
@@ -484,7 +477,7 @@ class ThermodynamicIntegration(EvidenceMethod):
             integral(weight, means, variances),
             float(np.sqrt(np.sum(trace["contribution_error"].values ** 2))),
             discretization_error(
-                self.temperatures, self.power, rule, means, variances, series[0].fine
+                self.temperatures, self.power, rule, means, variances, series[0].fits[0]
             ),
             trace,
         )

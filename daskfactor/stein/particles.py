@@ -327,20 +327,12 @@ class Posterior:
     kernel: IMQ
     tangent: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        executor: Executor,
-        data: BlockedData,
-        model: Any,
-        kernel: IMQ,
-        tangent: bool,
-        seed: int = 0,
-    ) -> Self:
+    def resolve(self, seed: int = 0) -> Self:
         """Choose numbers for ``"auto"`` settings; a dispersion as for evidences, by a fit."""
-        auto = getattr(model, "dispersion", 1.0) == "auto"
-        phi = chosen_dispersion(data, model, seed, executor) if auto else math.nan
-        return cls(executor, data, model.with_numbers(data.level, phi), kernel, tangent)
+        data, model, phi = self.data, self.model, math.nan
+        if getattr(model, "dispersion", 1.0) == "auto":
+            phi = chosen_dispersion(data, model, seed, self.executor)
+        return replace(self, model=model.with_numbers(data.level, phi))
 
     @property
     def floor(self) -> float:

@@ -282,25 +282,17 @@ class ParticleRun:
     ) -> "ParticleRun":
         """Choose a value for every ``"auto"``: threshold or dispersion and rates, the optimiser."""
         kernel, data = IMQ(**options.kernel), opened.data
-        posterior = Posterior.of(
-            opened.executor, data, model, kernel, options.tangent, options.seed
-        )
+        posterior = Posterior(opened.executor, data, model, kernel, options.tangent)
+        posterior = posterior.resolve(options.seed)
         method = method.for_data(data, posterior.model.for_optimizers())
         job = cls(posterior, method, options, opened.on_event)
         if "threshold" in model.from_data and model.threshold == "auto":
-            resolved = model.resolve(list(job._pilot()))
-            return replace(job, posterior=replace(posterior, model=resolved))
+            # Runs from random starts at default settings: Masood and Doshi-Velez, section 6.1.
+            pilot = Ensemble(start="random", optimizer=getattr(method, "optimizer", "auto"))
+            runs = job._particles(pilot, range(PILOTS, PILOTS + options.pilot), "pilot", PILOTS)
+            objectives = [float(job._objective(one.W, one.H)[0]) for one in runs]
+            return replace(job, posterior=replace(posterior, model=model.resolve(objectives)))
         return job
-
-    def _pilot(self) -> Iterator[float]:
-        """Yield objectives of runs from random starts at default settings, for the threshold.
-
-        Source: Masood and Doshi-Velez, section 6.1.
-        """
-        method = Ensemble(start="random", optimizer=getattr(self.method, "optimizer", "auto"))
-        numbers = range(PILOTS, PILOTS + self.options.pilot)
-        for one in self._particles(method, numbers, "pilot", PILOTS):
-            yield float(self._objective(one.W, one.H)[0])
 
     def _particles(
         self, method: ParticleMethod, numbers: range, phase: Phase, first: int = 0
@@ -533,7 +525,7 @@ def stein_discrepancy(
         if weights is not None:
             weights = checked_weights(weights, ours.count)
         ours = ours.checked(run.executor, model.simplex)
-        posterior = Posterior.of(run.executor, run.data, model, kernel, tangent)
+        posterior = Posterior(run.executor, run.data, model, kernel, tangent).resolve()
         stein = posterior.stein_matrix(ours)
     best = stein_weights(stein.matrix)
     variables: dict[str, Any] = {

@@ -96,7 +96,7 @@ def test_samplers_of_the_package_walk_the_ladder(sampler):
 def test_large_problems_are_left_to_the_sampler_that_judges_others():
     choice = dfac.ThermodynamicIntegration().choice
     with dfac.as_blocks(X) as data:
-        assert choice(data, MODEL) == "exact"
+        assert choice(data, MODEL) is None
         assert choice(data, dfac.TweedieNMF(10**6)) == dfac.BlockHMC()
 
 
@@ -300,9 +300,9 @@ def test_a_pair_is_extrapolated_draw_by_draw():
     rng = np.random.default_rng(2)
     common = rng.standard_normal(2000)
     fine, coarse = common + 1, common.reshape(-1, 2).mean(axis=1) + 2
-    found = summarize(FitSeries(fine, coarse), 1.0, 0.0)
+    found = summarize(FitSeries((fine, coarse)), 1.0, 0.0)
     assert found["mean"] == pytest.approx(0 + common.mean())
     assert found["contribution_error"] == pytest.approx(1 / np.sqrt(2000), rel=0.2)
-    alone = summarize(FitSeries(fine), 0.5, -0.1)
+    alone = summarize(FitSeries((fine,)), 0.5, -0.1)
     assert alone["variance"] == pytest.approx(1, rel=0.1)
     assert alone["contribution_error"] < 0.5 * alone["mean_error"] + 0.1 * alone["variance_error"]
