@@ -137,7 +137,7 @@ def absolute(location: str | PathLike[str]) -> str:
     if is_url(text):
         return text if isinstance(text, Url) else Url(text)
     if text.partition(":/")[0] in CLOUD:
-        raise StoreError(f"a URL is passed as text, got the path {text}: a Path takes a slash away")
+        raise StoreError(f"pass a URL as text, got the path {text}: a Path removes a slash")
     return str(Path(text.removeprefix("file://")).expanduser().absolute())
 
 
@@ -465,7 +465,7 @@ def classify_error(error: BaseException, location: str = "") -> Diagnosis:
     if status or code:
         answer = " ".join(filter(None, (str(status or ""), code)))
         refused = 400 <= status < 500 and status not in _TEMPORARY_STATUSES
-        return Diagnosis(f"it answers {answer}", "see what is the matter with it", refused)
+        return Diagnosis(f"it answers {answer}", "check the state of the server", refused)
     is_permanent = (
         isinstance(error, _PERMANENT_ERRORS) or getattr(error, "errno", None) == errno.EINVAL
     )
@@ -484,17 +484,17 @@ def _server_answer(error: BaseException) -> tuple[int, str]:
     """Return the status and the error code of a server's answer; 0 and "" if unknown."""
     cause: BaseException | None = error
     while cause is not None:
-        found = getattr(cause, "response", None)
-        if isinstance(found, dict) and "Error" in found:  # of botocore
-            status = found.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            code = str(found["Error"].get("Code", ""))
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict) and "Error" in response:  # botocore
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            code = str(response["Error"].get("Code", ""))
             return int(status), "" if code == str(status) else code
         for name in ("status", "code", "status_code"):
             if isinstance(status := getattr(cause, name, None), int):
                 return status, ""
         cause = cause.__cause__ or cause.__context__
-    found = re.search(r'\bcode: "(\w+)"|<Code>(\w+)</Code>', str(error))
-    return 0, "" if found is None else found[1] or found[2]
+    match = re.search(r'\bcode: "(\w+)"|<Code>(\w+)</Code>', str(error))
+    return 0, "" if match is None else match[1] or match[2]
 
 
 @contextmanager
@@ -539,7 +539,7 @@ def unreachable_error(
         driver = DRIVERS.get(scheme)
         install = f"run  pip install '{driver}'" if driver else "install what it names"
         return OptionError(
-            f"{scheme}:// is read with a library that is missing ({reason}): {install}"
+            f"{scheme}:// needs a library that is not installed ({reason}): {install}"
         )
     if isinstance(error, ValueError) and "not known" in str(error):
         return DataError(f"{scheme}:// is no kind of URL that fsspec knows; check {location}")

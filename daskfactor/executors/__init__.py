@@ -208,8 +208,7 @@ def choose_executor(
     takes = f"a block takes {about}{_duration(seconds)}"
     choice = Choice(
         "ring",
-        f"{takes}, less than Dask tasks are worth, so bands pass from worker to worker "
-        f"({workers} of them)",
+        f"{takes}, too short for Dask tasks, so {workers} workers pass bands to each other",
         f"blocks of {about}{_duration(seconds)}",
     )
     if is_adaptive(client):
@@ -218,13 +217,13 @@ def choose_executor(
         choice = Choice("tasks", reason, "adaptive cluster")
     elif seconds >= LONG_BLOCK:
         reason = (
-            f"{takes}, which is worth a Dask task on any of the {workers} workers, also on those "
-            "that come later, and the less is lost with a worker"
+            f"{takes}, long enough for Dask tasks, which also run on workers that come later and "
+            "lose less with a worker"
         )
         choice = choice._replace(name="tasks", reason=reason)
     if data.grid.blocks < workers:
-        few = f"{data.grid.blocks} of {workers} workers, for want of blocks"
-        more = f"only {few}; pass blocks={2 * workers} to use all of them"
+        used = f"only {data.grid.blocks} of {workers} workers are used, one per band of rows"
+        more = f"{used}; pass blocks={2 * workers} to use all of them"
         choice = choice._replace(reason=f"{choice.reason}; {more}")
     logger.info('executor "%s": %s', choice.name, choice.reason)
     return choice

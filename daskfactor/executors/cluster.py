@@ -196,8 +196,7 @@ class ClusterExecutor(Executor):
             )
         if client.asynchronous:
             raise OptionError(
-                "client was made with asynchronous=True, which this package cannot wait for; "
-                "make one without"
+                "client must be synchronous, got one made with asynchronous=True; make one without"
             )
         _leave_thread_pool()
         self.client: Any = client  # most of its methods are untyped
@@ -324,7 +323,7 @@ class ClusterExecutor(Executor):
         shares, _ = self.shares(blocks)
         return [address for address, count in shares.items() for _ in range(count)]
 
-    def state_of(
+    def state_from_bands(
         self,
         blocks: int,
         band: Callable[[int, int], FactorBand],
@@ -448,7 +447,7 @@ class ClusterExecutor(Executor):
                     raise
                 self._recheck_workers = True
                 self.report.lost_segments += 1
-                logger.warning("a segment is run again: %s", loss)
+                logger.warning("a segment is repeated: %s", loss)
                 last: BaseException = loss
         raise EngineError(
             f"a segment was lost {max_attempts} times in a row, the last time "

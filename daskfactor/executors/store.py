@@ -476,13 +476,13 @@ def read_bands(packed: NDArray[np.uint8]) -> WorkerReport:
     """Read bands into the store of this worker (a task)."""
     job: ReadJob = unpack(packed)
     store, keys = worker_store(), itertools.product(range(job.factors), job.numbers)
-    with _read_errors(store.worker.address):
+    with read_errors(store.worker.address):
         bands = {key: job.band(*key) for key in keys}
     return store.store_portion(job.token, job.version, Portion(bands))
 
 
 @contextmanager
-def _read_errors(address: str) -> Iterator[None]:
+def read_errors(address: str) -> Iterator[None]:
     """Name the worker that cannot read a checkpoint, an error that a retry would not fix.
 
     Raises
@@ -551,7 +551,7 @@ def write_results(packed: NDArray[np.uint8]) -> Any:
     def fetch(requests: Sequence[ArrayRequest]) -> dict[Key, Any]:
         return store.fetch(job.token, requests, job.patience)[0]
 
-    with _write_errors(store.worker.address, job.writer.name):
+    with write_errors(store.worker.address, job.writer.name):
         for piece, spans, requests in job.pieces:
             parts = piece.parts_of(spans, requests)
             arrays = fetch([request._replace(rows=rows) for request, rows, _ in parts])
@@ -567,7 +567,7 @@ def write_results(packed: NDArray[np.uint8]) -> Any:
 
 
 @contextmanager
-def _write_errors(address: str, path: Any) -> Iterator[None]:
+def write_errors(address: str, path: Any) -> Iterator[None]:
     """Name this worker in write errors: workers may have different disks and credentials."""
     safe = "the last checkpoint is safe"
     with disk_errors(f"results from the worker {address}", path, safe):

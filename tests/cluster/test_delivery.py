@@ -15,7 +15,7 @@ import daskfactor as dfac
 from daskfactor.errors import StoreError
 from daskfactor.executors.cluster import ClusterExecutor
 from daskfactor.executors.remote_state import WorkerStateClient
-from daskfactor.executors.store import reading
+from daskfactor.executors.store import read_errors
 from daskfactor.results import schema
 from daskfactor.results.backends import LocalBackend
 from daskfactor.results.store import RunStore
@@ -215,7 +215,7 @@ def is_worker():
 @pytest.mark.parametrize("error", [OSError(13, "Permission denied"), BadZipFile("cut short")])
 def test_a_worker_that_cannot_read_a_checkpoint_is_named_and_is_not_taken_for_lost(error):
     told = r"worker tcp://here .* checkpoint .*; see that it can"
-    with pytest.raises(StoreError, match=told), reading("tcp://here"):
+    with pytest.raises(StoreError, match=told), read_errors("tcp://here"):
         raise error
 
 

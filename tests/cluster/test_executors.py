@@ -66,7 +66,7 @@ def test_the_oracles_bits_from_other_processes(name, factors, blocks, client):
         assert 0 < executor.report.utilisation <= 1
         after = chain(Holding(executor), **options)
         assert bits(after.local()) == bits(expected)
-        assert after._named("0").keys() == expected._named("0").keys()
+        assert after._sources_by_name("0").keys() == expected._sources_by_name("0").keys()
         for side in ("rows", "columns", *range(2, factors)):
             assert after.gather(side).tobytes() == expected.gather(side).tobytes()
             found, wanted = (each.gather_draws(side, slice(2, 5)) for each in (after, expected))
@@ -315,7 +315,7 @@ def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(client):
     data = SimpleNamespace(grid=SimpleNamespace(blocks=8))
     made = choose_executor(client, data, 2, (Mixer(), op, state, None))
     assert made.name == "ring"
-    assert re.match(r"a block takes 0?\.\d+ ms, .*\(2 of them\)", made.reason)
+    assert re.match(r"a block takes 0?\.\d+ ms, .* 2 workers pass bands", made.reason)
     assert state.gather("rows").tobytes() == before
 
 
