@@ -279,14 +279,13 @@ def select_rank(
     beta: o.Beta = None,
     concentration: Annotated[
         float | None,
-        Option(help="Pseudo-counts in each table of the allocation model; by default 1."),
+        Option(help="Pseudo-counts in each table (allocation); by default 1."),
     ] = None,
     bound: Annotated[
         bool,
         Option(
             "--bound",
-            help="Compute a variational lower bound instead, under the allocation model; use it "
-            "for many thousands of counts.",
+            help="Compute a variational lower bound (allocation), for many thousands of counts.",
         ),
     ] = False,
     dispersion: o.Dispersion = None,
@@ -295,21 +294,20 @@ def select_rank(
         Option(
             min=0.0,
             max=0.9,
-            help="Fraction of cells to hold out and predict under the tweedie model; by default "
-            "0.1, 0 for none.",
+            help="Fraction of cells to hold out and predict (tweedie); by default 0.1, 0 for none.",
         ),
     ] = None,
     temperatures: Annotated[
         int | None,
-        Option(min=2, help="Number of temperatures of the tweedie model; by default 10."),
+        Option(min=2, help="Number of temperatures (tweedie); by default 10."),
     ] = None,
     draws: Annotated[
         int | None,
-        Option(min=10, help="Number of draws at the full likelihood of the tweedie model."),
+        Option(min=10, help="Number of draws at the full likelihood (tweedie)."),
     ] = None,
     tune: Annotated[
         int | None,
-        Option(min=0, help="Number of tuning cycles per temperature of the tweedie model."),
+        Option(min=0, help="Number of tuning cycles per temperature (tweedie)."),
     ] = None,
     output: Annotated[
         Path | None,

@@ -74,8 +74,8 @@ Rank = Annotated[
 Beta = Annotated[
     float | None,
     Option(
-        help="Power of the tweedie model: 1 for counts (the default), 2 Gaussian, 0 gamma, 0.5 "
-        "in between."
+        help="Power of the likelihood (tweedie): 1 for counts, 2 Gaussian, 0 gamma, 0.5 in "
+        "between; by default 1."
     ),
 ]
 Scheduler = Annotated[
@@ -96,9 +96,7 @@ Cluster = Annotated[
 ]
 Dispersion = Annotated[
     float | None,
-    Option(
-        help="Dispersion of the tweedie model; by default 1 for counts, estimated for other data."
-    ),
+    Option(help="Dispersion (tweedie); by default 1 for counts, estimated for other data."),
 ]
 Seed = Annotated[
     int,

@@ -37,7 +37,7 @@ _DOT_AREA: Final = 90.0
 
 @figure("trace")
 def trace_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Figure":
-    """Draw the log density (``lp``) over cycles: the complete run on the left, draws on the right.
+    """Draw the log density over cycles: the complete run on the left, the draws on the right.
 
     The right panel shows the series that `summarize` judges. If the model separates the effect of
     the relative scales of W and H, on which WH does not depend, this is the density without it
