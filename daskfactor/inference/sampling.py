@@ -48,7 +48,7 @@ from daskfactor.results.finalize import close_run
 from daskfactor.results.metadata import FORMAT_VERSION
 from daskfactor.results.run_writer import Sink, reserved, sink_of
 from daskfactor.results.schema import BIASED, FEATURES, STEPS, RunSpec
-from daskfactor.results.summary import told_trend
+from daskfactor.results.summary import describe_trend
 
 if TYPE_CHECKING:
     from daskfactor.results.store import RunStore
@@ -510,7 +510,7 @@ def _carry_out(
     }
     close_run(sink, attrs)
     tree = sink.tree()
-    moving = None if complete else told_trend(tree)
+    moving = None if complete else describe_trend(tree)
     if moving is not None:
         warn(f"{moving}: tune longer", SamplingWarning)
     return tree

@@ -26,7 +26,7 @@ from daskfactor.results.trace import Trace, each_weighted_draw, reads_here
 
 Array = NDArray[np.float64]
 
-NEAR: Final = 0.8
+MIN_COSINE: Final = 0.8
 """Cosine in W and in H from which on two components are taken to be the same."""
 LARGE: Final = 0.1
 """Share of the largest entry of a component from which on an entry counts for its width."""
@@ -82,7 +82,7 @@ def component_swaps(trace: Trace) -> xr.Dataset:
             cos_w = np.abs(cos_w)
         best = np.asarray((cos_w * cos_h).argmax(axis=1))
         each = np.arange(count)
-        near = np.minimum(cos_w, cos_h)[each, best] >= NEAR
+        near = np.minimum(cos_w, cos_h)[each, best] >= MIN_COSINE
         mapped[each, np.where(near, best, count)] += mass
         total += mass
     found = components_of(run.tree)
@@ -97,7 +97,7 @@ def component_swaps(trace: Trace) -> xr.Dataset:
             "width_h": ("component", widths["H"]),
         },
         coords={"component": labels, "other": labels},
-        attrs={"threshold": NEAR},
+        attrs={"threshold": MIN_COSINE},
     )
 
 

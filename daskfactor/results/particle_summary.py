@@ -21,7 +21,7 @@ from daskfactor.results.trace import (
     each_weighted_draw,
     effective_number,
 )
-from daskfactor.results.verdict import NEAR, SMALL_ERROR, Light
+from daskfactor.results.verdict import MIN_COSINE, SMALL_ERROR, Light
 
 Array = NDArray[np.float64]
 
@@ -103,7 +103,7 @@ def _mass_alike(run: Run, masses: Weights) -> float:
     alike = total = 0.0
     for (W, H), mass in each_weighted_draw(group, masses):
         total += mass
-        if match(W, H, reference, law, NEAR).matched[law.free].all():
+        if match(W, H, reference, law, MIN_COSINE).matched[law.free].all():
             alike += mass
     return alike / total
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskfactor.results.align import as_drawn, best_order, since_drawn
 from daskfactor.results.tensors import axis_factors
 from daskfactor.results.trace import Law, Run
-from daskfactor.results.verdict import RARE
+from daskfactor.results.verdict import MIN_SHARE
 
 Array = NDArray[np.float64]
 
@@ -106,7 +106,7 @@ def order_of(aligned: Run, named: Run, alike: Array) -> Order:
     permutation = alignment["permutation"].transpose("chain", "draw", "component").values
     by_chain = alignment["share_by_chain"].transpose("chain", "component").values
     shares = alignment["share"].values, np.nanmin(by_chain, axis=0)
-    columns = [*shares, (by_chain >= RARE).sum(axis=0), alike]
+    columns = [*shares, (by_chain >= MIN_SHARE).sum(axis=0), alike]
     if named.is_aligned:
         position, _ = since_drawn(named.group("alignment"))
         same = np.take_along_axis(np.argsort(position, axis=-1), permutation, -1)

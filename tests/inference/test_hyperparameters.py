@@ -181,7 +181,7 @@ def test_the_number_of_components_is_found(rank):
     sizes = (fixed["posterior"]["W"].sum("row") * fixed["posterior"]["H"].sum("column"))[0, -1]
     assert np.count_nonzero(sizes > 0.1 * sizes.mean()) > 10
     summary = dfac.summarize(tree)
-    assert f"Components that the data support: {np.median(found):g}" in summary.verdict
+    assert f"Number of components that the data support: {np.median(found):g}" in summary.verdict
     assert "effective_components" in summary["functional"]
 
 

@@ -80,7 +80,7 @@ def test_independent_draws_have_converged():
     found = dfac.summarize(run())
     assert statuses(found) == ["green", "green", "green"]
     assert not any(light.advice for light in found.lights.values())
-    assert "All 3 are in all 2 chains" in found.verdict
+    assert "All 3 components appear in all 2 chains" in found.verdict
     assert found.notes == []
     assert found["rhat"].max() < 1.02
     kinds = {"density", "product", "scale", "part", "component", "aligned"}
@@ -112,7 +112,7 @@ def test_a_run_that_still_rises_is_seen(chains):
 def test_chains_that_disagree_on_the_product_are_seen_and_few_draws_are_told_from_them():
     found = dfac.summarize(run(draws=300, move=np.array([[0.0], [0.5]]) * np.ones((2, 300))))
     assert found.predictions.status == "red"
-    assert "settled apart" in found.predictions.advice
+    assert "different modes" in found.predictions.advice
     assert found["rhat"].sel(functional="mu_mean") > 1.5
     found = dfac.summarize(run(draws=35))
     assert found.predictions.status == "amber"
@@ -155,7 +155,7 @@ def test_moments_give_the_density_alone_and_one_component_no_alignment():
     assert found["functional"].values.tolist() == ["lp"]
     assert found.predictions.status == "red"  # its chains disagree at a cell that is monitored
     assert found.components.status == "none"
-    assert "kept no draws" in found.components.reasons[0]
+    assert "stored no draws" in found.components.reasons[0]
     found = dfac.summarize(fake_run().isel(component=[0]))
     assert "aligned" not in found["kind"].values
     W, H = particle_factors()
@@ -167,7 +167,7 @@ def test_moments_give_the_density_alone_and_one_component_no_alignment():
 def test_very_few_draws_say_nothing():
     found = dfac.summarize(run(draws=3))
     assert statuses(found)[::2] == ["red", "red"]
-    assert "Nothing can be said of 3 draws" in found.verdict
+    assert "3 draws cannot be judged" in found.verdict
     assert np.isnan(found["rhat"]).all()
     assert "nan" in str(found)
     refused(OptionError, "no draws yet", dfac.summarize, run().isel(draw=slice(0)))
