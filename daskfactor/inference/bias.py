@@ -33,14 +33,14 @@ from daskfactor.models import model_from_dict
 from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
-from daskfactor.results.diagnose import LEAST_DRAWS, all_series, effective_size
-from daskfactor.results.judged import Judged
+from daskfactor.results.diagnose import MIN_DRAWS, all_series, effective_size
 from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series
 from daskfactor.results.summary import is_biased
 from daskfactor.results.trace import Run as Result
 from daskfactor.results.trace import Trace, factors_of
+from daskfactor.results.verdict_dataset import VerdictDataset
 
 Array = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ CERTAIN: Final = 4.0
 KINDS: Final = ("density", "product", "scale")
 
 
-class Bias(Judged):  # type: ignore[no-untyped-call]
+class Bias(VerdictDataset):  # type: ignore[no-untyped-call]
     """Estimated errors of posterior means, and advice; :func:`discretization_bias` returns it."""
 
     __slots__ = ()
@@ -134,9 +134,9 @@ def discretization_bias(
             "the draws of this run have no bias of a finite step that could be estimated; "
             "discretization_bias takes runs of samplers such as PSGLD()"
         )
-    if tree["posterior"].sizes["draw"] < LEAST_DRAWS:
+    if tree["posterior"].sizes["draw"] < MIN_DRAWS:
         raise OptionError(
-            f"a bias is told in posterior standard deviations, which take {LEAST_DRAWS} draws of "
+            f"a bias is told in posterior standard deviations, which take {MIN_DRAWS} draws of "
             f"each chain or more, got {tree['posterior'].sizes['draw']}; pass the whole trace"
         )
     lengths = whole_number("draws", draws, 50), whole_number("tune", tune, 10)

@@ -142,15 +142,15 @@ def group_attrs(attrs: Mapping[str, Any], dims: Collection[Any]) -> dict[str, An
 
     ``dims``: of the group; those that number draws are its ``sample_dims``.
     """
-    own = {
+    library_attrs = {
         "inference_library": LIBRARY,
         "creation_library": LIBRARY,
         "creation_library_version": daskfactor.__version__,
         "creation_library_language": "Python",
         "sample_dims": [dim for dim in SAMPLE_DIMS if dim in dims],
     }
-    known = {name: attrs[name] for name in GROUP_ATTRS if name in attrs} | own
-    return {name: known[name] for name in GROUP_ATTRS if known.get(name)}
+    shared = {name: attrs[name] for name in GROUP_ATTRS if name in attrs} | library_attrs
+    return {name: shared[name] for name in GROUP_ATTRS if shared.get(name)}
 
 
 COMPONENT_NAME: Final = "component_name"
@@ -188,11 +188,11 @@ def factor_dims(trace: xr.DataTree | xr.Dataset) -> tuple[str, str]:
     OptionError
         If they are maps.
     """
-    own = {"chain", "draw", "component"}
+    reserved = {"chain", "draw", "component"}
     groups = {"posterior": trace} if isinstance(trace, xr.Dataset) else trace.children
     for group, w, h in (("posterior", "W", "H"), (MOMENTS, "W_mean", "H_mean")):
         if group in groups and {w, h} <= set(groups[group].data_vars):
-            dims = [[d for d in groups[group][name].dims if d not in own] for name in (w, h)]
+            dims = [[d for d in groups[group][name].dims if d not in reserved] for name in (w, h)]
             if len(dims[0]) == len(dims[1]) == 1:
                 return str(dims[0][0]), str(dims[1][0])
             if max(map(len, dims)) > 1:
@@ -295,10 +295,10 @@ class RunSpec:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """All that the run holds."""
-        kept, weighted = self.keep == "draws", WEIGHT in self.statistics
+        with_draws, weighted = self.keep == "draws", WEIGHT in self.statistics
         return (
-            *(DRAWS if kept else ()),
-            *(COARSE_DRAWS if kept and self.has_coarse else ()),
+            *(DRAWS if with_draws else ()),
+            *(COARSE_DRAWS if with_draws and self.has_coarse else ()),
             *self.learnt,
             *(() if weighted else STREAMED),
             *(MONITORED if self.n_monitor else ()),
@@ -322,12 +322,12 @@ class RunSpec:
     @cached_property
     def labels(self) -> xr.Dataset:
         """The user's coordinates, with string labels as text rather than objects."""
-        given = xr.Dataset(coords=self.coords)
+        user_coords = xr.Dataset(coords=self.coords)
         labels = {
             name: (coord.dims, _storable_labels(str(name), coord.values), coord.attrs)
-            for name, coord in given.coords.items()
+            for name, coord in user_coords.coords.items()
         }
-        return given.assign_coords(labels)
+        return user_coords.assign_coords(labels)
 
 
 def _storable_labels(name: str, labels: NDArray[Any]) -> NDArray[Any]:
@@ -376,24 +376,24 @@ def layouts(spec: RunSpec) -> dict[str, Layout]:
     }
     data = spec.dtype if spec.observed is None else spec.observed.dtype
     dtypes = {"factor": spec.dtype, "real": "f8", "count": "i8", "flag": "?", "data": data}
-    known = {variable: spec.attrs.get(variable.name) for variable in spec.constants}
-    known |= dict.fromkeys(OBSERVED, spec.observed) | dict.fromkeys(WEIGHED, spec.weights)
+    values = {variable: spec.attrs.get(variable.name) for variable in spec.constants}
+    values |= dict.fromkeys(OBSERVED, spec.observed) | dict.fromkeys(WEIGHED, spec.weights)
     names = dict(zip((ROW, COLUMN), spec.dims, strict=True))
-    found = {}
+    result = {}
     for variable in spec.variables:
         sizes["draw"] = planned_draws(variable.group, spec.draws)
         dtype = np.dtype(dtypes[variable.kind])
         shape = tuple(sizes[dim] for dim in variable.dims)
-        found[f"{variable.group}/{variable.name}"] = Layout(
+        result[f"{variable.group}/{variable.name}"] = Layout(
             variable,
             tuple(names.get(dim, dim) for dim in variable.dims),
             shape,
             dtype,
             _chunks(variable.dims, shape, dtype.itemsize),
             {"b": False, "i": 0, "u": 0}.get(dtype.kind, float("nan")),
-            known.get(variable),
+            values.get(variable),
         )
-    return found
+    return result
 
 
 def _chunks(dims: tuple[str, ...], shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -423,28 +423,28 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         "other_draw": spec.cycles,
         "component": np.arange(spec.shape[2]),
         "warmup_draw": np.arange(spec.warmup_draws),
-        **{dim: _storable_labels(dim, np.array(own)) for dim, own in spec.features.items()},
+        **{dim: _storable_labels(dim, np.array(names)) for dim, names in spec.features.items()},
     }
-    own: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
+    coords: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
     if spec.components is not None and "component" in dims:
-        own[COMPONENT_NAME] = ("component", np.array(spec.components))
+        coords[COMPONENT_NAME] = ("component", np.array(spec.components))
     # Along which dimension the labels of rows and of columns are, and which of them.
-    taken: dict[str, tuple[str, Any]] = {
+    reserved: dict[str, tuple[str, Any]] = {
         name: (name, slice(None))
         for axis, name in zip((ROW, COLUMN), spec.dims, strict=True)
         if axis in dims
     }
     if group == MONITOR:
         cells = (np.asarray(at, np.int64) for at in (spec.monitor_rows, spec.monitor_columns))
-        own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, cells, strict=True)}
-        taken = {dim: own[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
+        coords |= {name: ("cell", at) for name, at in zip(CELL_INDICES, cells, strict=True)}
+        reserved = {dim: coords[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
         if spec.unfolds:  # places in an unfolding are no columns of H
-            del taken[spec.dims[1]]
+            del reserved[spec.dims[1]]
     names = CELL_NAMES if group == MONITOR else {}
     users: dict[str, Any] = {}
     for name, coord in spec.labels.coords.items():
-        if coord.dims[0] in taken:
-            along, at = taken[str(coord.dims[0])]
+        if coord.dims[0] in reserved:
+            along, at = reserved[str(coord.dims[0])]
             users[names.get(str(name), str(name))] = (along, coord.values[at], coord.attrs)
-    found = xr.Dataset(coords=users).assign_coords(own)
-    return found.assign_attrs(group_attrs(spec.attrs, dims))
+    users_coords = xr.Dataset(coords=users).assign_coords(coords)
+    return users_coords.assign_attrs(group_attrs(spec.attrs, dims))

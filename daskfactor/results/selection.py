@@ -110,59 +110,59 @@ def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataAr
         return at[:0]
     labelled = dim in at.coords and not mask
     try:
-        found = at.sel({dim: key}) if labelled else at.isel({dim: key})
+        subset = at.sel({dim: key}) if labelled else at.isel({dim: key})
     except (KeyError, IndexError, TypeError, ValueError, pd.errors.InvalidIndexError) as error:
         raise OptionError(_unknown(at, key, what, labelled)) from error
     if pointwise and dim not in at.coords and dim not in key.dims:
-        return found.assign_coords({dim: (key.dims, found.values)})
-    return found
+        return subset.assign_coords({dim: (key.dims, subset.values)})
+    return subset
 
 
 def _on_levels(at: xr.DataArray, key: Mapping[Any, Any], what: str) -> NDArray[np.bool_]:
     """Which rows, or columns, have labels that are wanted of each of the dimensions stacked."""
-    wanted, levels = np.ones(at.size, dtype=bool), at.attrs["levels"]
-    for name, own in key.items():
+    mask, levels = np.ones(at.size, dtype=bool), at.attrs["levels"]
+    for name, level_key in key.items():
         if name not in levels:
-            known = ", ".join(map(repr, levels)) or "none"
+            names = ", ".join(map(repr, levels)) or "none"
             raise OptionError(
                 f"{what} has the key {name!r}, and dimensions that are stacked in {at.dims[0]!r} "
-                f"are {known}"
+                f"are {names}"
             )
         labels = levels[name]
         try:
-            chosen = xr.DataArray(labels, {name: labels}, (name,)).sel({name: own})
+            chosen = xr.DataArray(labels, {name: labels}, (name,)).sel({name: level_key})
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise OptionError(
-                f"{what}: there is no {own!r} among the {len(labels)} labels of {name!r} "
+                f"{what}: there is no {level_key!r} among the {len(labels)} labels of {name!r} "
                 f"({', '.join(map(repr, labels[:3].tolist()))}, ...)"
             ) from error
-        wanted &= np.isin(at[name].values, np.atleast_1d(chosen.values))
-    return wanted
+        mask &= np.isin(at[name].values, np.atleast_1d(chosen.values))
+    return mask
 
 
 def _are_tuples(key: Any) -> bool:
     """Whether this is a label of a stack, or a list of them: a tuple with one of each level."""
     if isinstance(key, tuple):
-        return not any(isinstance(own, bool | slice) for own in key)
+        return not any(isinstance(entry, bool | slice) for entry in key)
     several = isinstance(key, list | pd.MultiIndex) and len(key) > 0
-    return several and all(isinstance(own, tuple) for own in key)
+    return several and all(isinstance(entry, tuple) for entry in key)
 
 
 def _of_tuples(at: xr.DataArray, key: Any, what: str) -> Any:
     """Positions of labels of a stack, or of a single one."""
     levels, one = at.attrs["levels"], isinstance(key, tuple)
     index = pd.MultiIndex.from_arrays([at[name].values for name in levels])
-    wanted = [key] if one else list(key)
+    keys = [key] if one else list(key)
     place = first_places(index.tolist())
-    unknown = next((own for own in wanted if own not in place), None)
+    unknown = next((label for label in keys if label not in place), None)
     if unknown is not None:
         raise OptionError(
             f"{what}: there is no {unknown!r} among the {at.size} labels of {at.dims[0]!r}, which "
             f"are {', '.join(map(str, levels))}, such as {index[0]!r}; pass such tuples, or "
             f"{{{next(iter(levels))!r}: ...}}"
         )
-    found = [place[own] for own in wanted]
-    return found[0] if one else found
+    positions = [place[label] for label in keys]
+    return positions[0] if one else positions
 
 
 def _unknown(at: xr.DataArray, key: Any, what: str, labelled: bool) -> str:
@@ -176,11 +176,11 @@ def _unknown(at: xr.DataArray, key: Any, what: str, labelled: bool) -> str:
     first = ", ".join(repr(label) for label in index[:3].tolist())
     if not index.is_unique:
         return f"the labels of {dim!r} are not unique; select {what} with a boolean mask"
-    wanted = [] if isinstance(key, slice) else np.atleast_1d(np.asarray(key)).tolist()
-    missing = [label for label in wanted if label not in index]
+    keys = [] if isinstance(key, slice) else np.atleast_1d(np.asarray(key)).tolist()
+    missing = [label for label in keys if label not in index]
     got = ", ".join(map(repr, missing))[:200] or repr(key)
     near = near_labels(index, missing[0]) if missing else ""
-    places = all(isinstance(label, int) for label in wanted) and index.dtype.kind not in "iu"
+    places = all(isinstance(label, int) for label in keys) and index.dtype.kind not in "iu"
     cut = f", or for positions cut the trace: trace.isel({{{dim!r}: ...}})" if places else ""
     return (
         f"{what}: there is no {got} among the {len(index)} labels of {dim!r} ({first}, ...); "
@@ -195,7 +195,9 @@ def near_labels(index: Any, label: Any) -> str:
     """
     if index.dtype.kind in "iuf":
         return f"they are from {index.min()} to {index.max()}; " if len(index) else ""
-    names = {str(own): own for own in index[:MOST_COMPARED].tolist()}
+    names = {str(entry): entry for entry in index[:MOST_COMPARED].tolist()}
     lower = {name.lower(): name for name in names}
-    found = difflib.get_close_matches(str(label).lower(), lower, 3, 0.6)
-    return f"did you mean {' or '.join(repr(names[lower[name]]) for name in found)}? " * bool(found)
+    matches = difflib.get_close_matches(str(label).lower(), lower, 3, 0.6)
+    return f"did you mean {' or '.join(repr(names[lower[name]]) for name in matches)}? " * bool(
+        matches
+    )

@@ -75,14 +75,17 @@ class Order(NamedTuple):
     chains_with: Array
     agreement: Array
 
-    def series(self, name: str, kind: str, values: Array, kept: Any = ...) -> list[Series]:
+    def series(self, name: str, kind: str, values: Array, selection: Any = ...) -> list[Series]:
         """Follow numbers of components as drawn, (..., K), of the draws that are ``kept``."""
-        moved = np.take_along_axis(values, self.permutation[kept][..., : len(self.names)], -1)
-        found = [Series(f"{name}[{own}]", kind, moved[..., k]) for k, own in enumerate(self.names)]
+        moved = np.take_along_axis(values, self.permutation[selection][..., : len(self.names)], -1)
+        series = [
+            Series(f"{name}[{component}]", kind, moved[..., k])
+            for k, component in enumerate(self.names)
+        ]
         if kind not in ("component", "aligned"):
-            return found
+            return series
         facts = list(zip(*self[2:], strict=True))
-        return [Series(*one[:3], *map(float, facts[k])) for k, one in enumerate(found)]
+        return [Series(*one[:3], *map(float, facts[k])) for k, one in enumerate(series)]
 
 
 def component_names(group: xr.Dataset, law: Law) -> list[str]:
@@ -113,7 +116,7 @@ def order_of(aligned: Run, named: Run, alike: Array) -> Order:
         counts = np.zeros((alike.size, alike.size))
         np.add.at(counts, (same, np.broadcast_to(np.arange(alike.size), same.shape)), 1.0)
         place = best_order(-counts, law)
-        permutation, columns = permutation[..., place], [own[place] for own in columns]
+        permutation, columns = permutation[..., place], [column[place] for column in columns]
     else:
         named = aligned
     names = component_names(named.posterior, law)
@@ -129,16 +132,16 @@ def in_place(group: xr.Dataset, law: Law, alike: Array) -> Order:
     return Order(component_names(group, law), order, unknown, unknown, everywhere, alike)
 
 
-def density_series(run: Run, kept: Any) -> Iterator[Series]:
+def density_series(run: Run, selection: Any) -> Iterator[Series]:
     """Follow log densities and objectives."""
     for group in ("sample_stats", "log_likelihood"):
         for name, values in run.group(group).data_vars.items():
             if name in DENSITIES and set(values.dims) == {"chain", "draw"} and values.size:
                 drawn = values.transpose("chain", "draw").values.astype(np.float64)
-                yield Series(str(name), "density", drawn[kept])
+                yield Series(str(name), "density", drawn[selection])
 
 
-def learnt_series(run: Run, kept: Any, order: Order | None) -> Iterator[Series]:
+def learnt_series(run: Run, selection: Any, order: Order | None) -> Iterator[Series]:
     """Follow hyperparameters that are drawn; of one with many entries, some.
 
     Those that components have are left out where there is no ``order`` of these.
@@ -155,12 +158,12 @@ def learnt_series(run: Run, kept: Any, order: Order | None) -> Iterator[Series]:
         each = values.isel(at).transpose("chain", "draw", *others, ...).values.astype(np.float64)
         for place in np.ndindex(each.shape[2 : 2 + len(others)]):
             drawn = each[(slice(None), slice(None), *place)]
-            told = [str(at[dim][n]) for dim, n in zip(others, place, strict=True)]
-            label = f"{name}[{','.join(told)}]" if told else str(name)
+            position = [str(at[dim][n]) for dim, n in zip(others, place, strict=True)]
+            label = f"{name}[{','.join(position)}]" if position else str(name)
             if "component" not in values.dims:
-                yield Series(label, "learnt", drawn[kept])
+                yield Series(label, "learnt", drawn[selection])
             elif order is not None:
-                yield from order.series(label, "learnt", drawn[kept], kept)
+                yield from order.series(label, "learnt", drawn[selection], selection)
 
 
 def factor_sums(run: Run) -> dict[str, Array]:
@@ -187,7 +190,7 @@ def balanced_density(tree: xr.DataTree, sums: dict[str, Array] | None = None) ->
         return None
     if sizes["draw"] == 0:
         return None
-    of_w, of_h = (own[..., run.law.free] for own in (sums or factor_sums(run)).values())
+    of_w, of_h = (totals[..., run.law.free] for totals in (sums or factor_sums(run)).values())
     row, column = run.dims
     rates = tuple(float(run.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
     uneven = model.scale_density(of_w, of_h, (sizes[row], sizes[column]), rates)

@@ -49,10 +49,10 @@ def with_index(group: xr.Dataset, stacks: Mapping[str, Stack]) -> xr.Dataset:
             index.get_indexer(pd.Index(group[name].values))
             for index, name in zip(indexes, levels, strict=True)
         ]
-        if min(int(own.min(initial=0)) for own in codes) < 0:
+        if min(int(code.min(initial=0)) for code in codes) < 0:
             continue  # labels that were changed are nothing of the stack
-        whole = pd.MultiIndex(indexes, codes, names=levels, verify_integrity=False)
-        coords = xr.Coordinates.from_pandas_multiindex(whole, dim)
+        index = pd.MultiIndex(indexes, codes, names=levels, verify_integrity=False)
+        coords = xr.Coordinates.from_pandas_multiindex(index, dim)
         group = group.drop_vars(levels).assign_coords(coords)
         # xarray's unstack() cannot fill zarr's texts with NaN.
         texts = [n for n, of in group.coords.items() if of.dims == (dim,) and of.dtype.kind == "T"]
@@ -95,13 +95,13 @@ def unstacked(values: xr.Dataset, dim: Any = None) -> xr.Dataset:
         index: Any = values.indexes[one]
         codes = np.indices([len(level) for level in index.levels]).reshape(index.nlevels, -1)
         places = pd.MultiIndex(index.levels, list(codes), names=index.names)
-        whole = xr.Dataset(coords=xr.Coordinates.from_pandas_multiindex(places, one))
+        template = xr.Dataset(coords=xr.Coordinates.from_pandas_multiindex(places, one))
         flat, attrs = values, {name: values[name].attrs for name in index.names}
         # Once for all places: unstack() by itself would take the dimension apart in two steps.
-        values = flat.reindex_like(whole).unstack(one)
+        values = flat.reindex_like(template).unstack(one)
         for name in flat.variables.keys() - {one, *index.names}:
             dims = (index.names if dim == one else [dim] for dim in flat[name].dims)
             values[name] = values[name].transpose(*chain.from_iterable(dims))
-        for name, own in attrs.items():
-            values[name].attrs.update(own)
+        for name, level_attrs in attrs.items():
+            values[name].attrs.update(level_attrs)
     return values

@@ -159,7 +159,7 @@ class RunStore(Sink):
     def _read_plan(self, document: dict[str, Any]) -> None:
         nodes = nodes_of(document)
         arrays = {name: one for name, one in nodes.items() if one["node_type"] == "array"}
-        self._lay_out(arrays, *map(int, nodes["sample_stats/lp"]["shape"]))
+        self._plan_arrays(arrays, *map(int, nodes["sample_stats/lp"]["shape"]))
         self.warmup_draws = int(nodes.get(f"{WARMUP}/lp", {"shape": (0, 0)})["shape"][1])
 
     @property

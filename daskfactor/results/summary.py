@@ -21,7 +21,6 @@ from daskfactor.results.diagnose import (
     rhat_beyond_autocorrelation,
     trend,
 )
-from daskfactor.results.judged import INDENT, Judged
 from daskfactor.results.particle_summary import particle_lights, particle_lines, particle_series
 from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
@@ -48,6 +47,7 @@ from daskfactor.results.verdict import (
     predictions_light,
     with_unconverged,
 )
+from daskfactor.results.verdict_dataset import INDENT, VerdictDataset
 
 Array = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ PRECISE: Final = ("scale", "part", "learnt")
 NO_DRAWS: Final = Light("none", ("The run stored no draws.",), 'Store draws: keep="draws".')
 
 
-class Summary(Judged):  # type: ignore[no-untyped-call]
+class Summary(VerdictDataset):  # type: ignore[no-untyped-call]
     """Result of :func:`summarize`: four lights and the diagnostics that determine them.
 
     Attributes

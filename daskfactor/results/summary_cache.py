@@ -63,18 +63,20 @@ def imprint(tree: "xr.DataTree") -> int | None:
 
     if "alignment" in tree.children:
         return None
-    found, last = 0, {"chain": slice(1), "draw": slice(-1, None)}
+    checksum, last = 0, {"chain": slice(1), "draw": slice(-1, None)}
     with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
         for name in ("posterior", "posterior_moments", "monitor", "sample_stats"):
             group = tree[name].to_dataset() if name in tree.children else {}
             for key in sorted(map(str, group)):
-                whole = group[key]
+                values = group[key]
                 short = name in ("monitor", "sample_stats")
-                part = whole if short else whole.isel(last, missing_dims="ignore")
-                found = zlib.crc32(repr((name, key, whole.dims, whole.shape)).encode(), found)
+                part = values if short else values.isel(last, missing_dims="ignore")
+                checksum = zlib.crc32(
+                    repr((name, key, values.dims, values.shape)).encode(), checksum
+                )
                 for piece in _pieces(part):
-                    found = zlib.crc32(piece.values.tobytes(), found)
-    return found
+                    checksum = zlib.crc32(piece.values.tobytes(), checksum)
+    return checksum
 
 
 def _pieces(values: "xr.DataArray") -> "Iterator[xr.DataArray]":
@@ -82,7 +84,7 @@ def _pieces(values: "xr.DataArray") -> "Iterator[xr.DataArray]":
     if values.nbytes <= PIECE:
         yield values
         return
-    dim = max(values.dims, key=lambda own: values.sizes[own])
+    dim = max(values.dims, key=lambda axis: values.sizes[axis])
     step = max(1, PIECE * values.sizes[dim] // values.nbytes)
     for start in range(0, values.sizes[dim], step):
         yield values.isel({dim: slice(start, start + step)})
@@ -93,8 +95,8 @@ def cached_in(tree: "xr.DataTree") -> CachedSummary | None:
     document = _document(tree.attrs)
     if document is None or document["of"]["rules"] != RULES:
         return None
-    own = imprint(tree)
-    if own is None or own != document["imprint"]:
+    checksum = imprint(tree)
+    if checksum is None or checksum != document["imprint"]:
         return None
     return CachedSummary(document["measured"], document["summary"])
 
@@ -135,8 +137,10 @@ def cached_at(
 def _document(attrs: Mapping[Any, Any]) -> dict[str, Any] | None:
     """The attribute, read; None if there is none, or others wrote it."""
     try:
-        found = json.loads(attrs[VERDICT])
-        whole = {"of", "imprint", *CachedSummary._fields} <= set(found) and "rules" in found["of"]
+        document = json.loads(attrs[VERDICT])
+        complete = {"of", "imprint", *CachedSummary._fields} <= set(
+            document
+        ) and "rules" in document["of"]
     except (KeyError, TypeError, ValueError):
         return None
-    return found if whole else None
+    return document if complete else None

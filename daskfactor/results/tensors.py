@@ -59,15 +59,17 @@ class Chosen(NamedTuple):
     run: Run
     rows: xr.DataArray
     columns: xr.DataArray
-    whole: Axes | None
+    grid_axes: Axes | None
 
-    def in_shape(self, found: xr.Dataset) -> xr.Dataset:
+    def in_shape(self, result: xr.Dataset) -> xr.Dataset:
         """Give a result along cells the shape of the tensor, if all of these are meant."""
-        if self.whole is None:
-            return found
-        names, sizes, _, labels = self.whole
-        values = {n: (names, own.data.reshape(sizes)) for n, own in found.data_vars.items()}
-        return xr.Dataset(values, coords=labels, attrs=found.attrs)
+        if self.grid_axes is None:
+            return result
+        names, sizes, _, labels = self.grid_axes
+        values = {
+            n: (names, variable.data.reshape(sizes)) for n, variable in result.data_vars.items()
+        }
+        return xr.Dataset(values, coords=labels, attrs=result.attrs)
 
 
 def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
@@ -78,21 +80,21 @@ def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
     OptionError
         If they are none of its cells, or too many to name all.
     """
-    whole = axes if cells is None else None
-    if whole is not None:
+    grid_axes = axes if cells is None else None
+    if grid_axes is not None:
         if math.prod(axes.sizes) > MOST_CELLS:
             raise OptionError(
                 f"the tensor has {math.prod(axes.sizes)} cells, too many to predict all; name "
                 f"some, one array of places for each of {', '.join(axes.names)}"
             )
-        cells = tuple(own.ravel() for own in np.indices(axes.sizes))
-    found = cells_of_tensor(cells, axes.sizes)
-    if found is None:
+        cells = tuple(axis_places.ravel() for axis_places in np.indices(axes.sizes))
+    positions = cells_of_tensor(cells, axes.sizes)
+    if positions is None:
         raise OptionError("no cells were named; pass one array of places for each axis")
-    rows, columns = found
+    rows, columns = positions
     fibres, column_at = np.unique(columns, return_inverse=True)
     at = (rows, *axes.fibres(columns))
-    coords = {name: ("cell", own) for name, own in zip(axes.names, at, strict=True)}
+    coords = {name: ("cell", axis_places) for name, axis_places in zip(axes.names, at, strict=True)}
     groups = {
         name: _unfolded(group, axes, fibres) if "H" in group else group
         for name, group in run.groups.items()
@@ -101,32 +103,32 @@ def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
         Run(tree_of(groups, run.attrs)),
         xr.DataArray(rows, coords, ("cell",)),
         xr.DataArray(column_at.reshape(-1), dims="cell"),
-        whole,
+        grid_axes,
     )
 
 
 def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Dataset:
     """Draws of W, and of H at some fibres."""
     row, column = factor_dims(group)
-    whole = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
-    if (group.sizes[row], group.sizes[column]) != whole:
+    shape = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
+    if (group.sizes[row], group.sizes[column]) != shape:
         raise OptionError(
             f"the factors of this trace have {group.sizes[row]} and {group.sizes[column]} rows, "
-            f"and the tensor's {whole[0]} and {whole[1]}; pass the whole trace, and name cells by "
+            f"and the tensor's {shape[0]} and {shape[1]}; pass the whole trace, and name cells by "
             "their places along each axis"
         )
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
         H = da.from_array(H, chunks=-1, name=False)  # type: ignore[no-untyped-call]
     product: Any = 1
-    for start, own in zip(axes.starts[1:], axes.fibres(fibres), strict=True):
-        product = product * H[..., start + own]
+    for start, axis_places in zip(axes.starts[1:], axes.fibres(fibres), strict=True):
+        product = product * H[..., start + axis_places]
     width = max(1, CHUNK_BYTES // (math.prod(H.shape[:3]) * H.dtype.itemsize))
     dims = ("chain", "draw", "component", FIBRE)
     coords = {n: c for n, c in group.coords.items() if column not in c.dims}
     W = group["W"].transpose("chain", "draw", row, "component")
-    found = xr.Dataset({"W": W, "H": (dims, product.rechunk({3: width}))}, attrs=group.attrs)
-    return found.assign_coords(coords)
+    unfolded = xr.Dataset({"W": W, "H": (dims, product.rechunk({3: width}))}, attrs=group.attrs)
+    return unfolded.assign_coords(coords)
 
 
 def level_scales(group: xr.Dataset, axes: Axes) -> list[xr.DataArray]:
@@ -141,10 +143,10 @@ def level_scales(group: xr.Dataset, axes: Axes) -> list[xr.DataArray]:
     """
     sums = [part.sum(dim, dtype=np.float64) for part, dim in axis_factors(group, axes)]
     even: Any = 1.0
-    for own in sums:
-        even = even * own ** (1.0 / len(sums))
+    for total in sums:
+        even = even * total ** (1.0 / len(sums))
     usable = even > 0
-    return [(even / own.where(usable, 1.0)).where(usable, 1.0) for own in sums]
+    return [(even / total.where(usable, 1.0)).where(usable, 1.0) for total in sums]
 
 
 def rescaled(group: xr.Dataset, axes: Axes, scales: Sequence[xr.DataArray]) -> xr.Dataset:
@@ -164,7 +166,7 @@ def axis_factors(group: xr.Dataset, axes: Axes | None) -> list[tuple[xr.DataArra
         return [(group["W"], row), (group["H"], column)]
     spans = zip(axes.starts[1:], axes.sizes[1:], strict=True)
     others = [group["H"].isel({column: slice(start, start + size)}) for start, size in spans]
-    return [(group["W"], row), *((own, column) for own in others)]
+    return [(group["W"], row), *((factor, column) for factor in others)]
 
 
 def compared(run: Run, axes: Axes) -> Run:
@@ -175,7 +177,7 @@ def compared(run: Run, axes: Axes) -> Run:
         drawn = np.random.default_rng(0).integers(0, many, MOST_COMPARED)
         fibres = np.unique(drawn)
     groups = {name: group for name, group in run.groups.items() if name != MONITOR}
-    named = (FIBRE, [",".join(map(str, own)) for own in zip(*axes.fibres(fibres), strict=True)])
+    named = (FIBRE, [",".join(map(str, place)) for place in zip(*axes.fibres(fibres), strict=True)])
     groups["posterior"] = _unfolded(run.posterior, axes, fibres).assign_coords({PLACES: named})
     return Run(tree_of(groups, run.attrs | {"data": json.dumps(without_places(run.data))}))
 
@@ -204,9 +206,9 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
             "keep='draws', or take monitored(trace)"
         )
     groups = {"posterior": _along(run.posterior, axes, n, others)}
-    groups |= {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
+    groups |= {group: run.group(group) for group in ("sample_stats", WARMUP) if group in run}
     attrs, model = run.attrs, run.document("model")
-    known = TweedieNMF(
+    model = TweedieNMF(
         model["n_components"], beta=model["beta"], dispersion=float(attrs["dispersion"]),
         rate_w=float(attrs["rate_h" if n else "rate_w"]), rate_h=float(attrs["rate_h"]),
         shape_w=float(attrs["shape_h" if n else "shape_w"]), shape_h=float(attrs["shape_h"]),
@@ -215,7 +217,7 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
         "shape": [axes.sizes[n], math.prod(axes.sizes[m] for m in others)],
         "fingerprint": f"{run.data['fingerprint']} along {name}",
     }
-    return tree_of(groups, attrs_of_part(run, name, known, data))
+    return tree_of(groups, attrs_of_part(run, name, model, data))
 
 
 def attrs_of_part(
@@ -247,7 +249,7 @@ def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr
     W = group["W"].transpose("chain", "draw", "component", row).data
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
-        W, H = (da.from_array(own, chunks=-1, name=False) for own in (W, H))  # type: ignore[no-untyped-call]
+        W, H = (da.from_array(array, chunks=-1, name=False) for array in (W, H))  # type: ignore[no-untyped-call]
 
     def factor(m: int) -> Any:
         return W if m == 0 else H[..., axes.starts[m] : axes.starts[m] + axes.sizes[m]]
@@ -259,12 +261,12 @@ def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr
         product = product.reshape(*product.shape[:3], -1)
     first = np.moveaxis(factor(n), 2, 3)
     name, fibre = axes.names[n], "_".join(axes.names[m] for m in others)
-    found = xr.Dataset(
+    matrix = xr.Dataset(
         {
             "W": (("chain", "draw", name, "component"), first),
             "H": (("chain", "draw", "component", fibre), product),
         },
         attrs=group.attrs,
     )
-    kept = {own: c for own, c in group.coords.items() if not {row, column} & set(c.dims)}
-    return found.assign_coords(kept | ({name: axes.labels[name]} if name in axes.labels else {}))
+    coords = {key: c for key, c in group.coords.items() if not {row, column} & set(c.dims)}
+    return matrix.assign_coords(coords | ({name: axes.labels[name]} if name in axes.labels else {}))

@@ -64,12 +64,12 @@ def as_tree(trace: Any) -> xr.DataTree:
         return plain(open_run(trace))
     if isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars):
         kind = Run(trace).kind
-        said = ": its prediction is point['W'] @ point['H']"
+        hint = ": its prediction is point['W'] @ point['H']"
         if kind is not None:
-            said = f" and is of {kind}, whose factors W and H hold one after another"
+            hint = f" and is of {kind}, whose factors W and H hold one after another"
         raise OptionError(
             "a trace has draws, and this is the point estimate of daskfactor.optimize, which has "
-            f"none{said}; for intervals and alignment pass the result of "
+            f"none{hint}; for intervals and alignment pass the result of "
             "daskfactor.sample"
         )
     raise OptionError(
@@ -78,13 +78,13 @@ def as_tree(trace: Any) -> xr.DataTree:
     )
 
 
-def _group_of(given: Any) -> str | None:
+def _group_of(value: Any) -> str | None:
     """Name the group of a trace that was passed alone; None for anything else."""
-    if not isinstance(given, xr.DataTree | xr.Dataset) or len(getattr(given, "children", ())):
+    if not isinstance(value, xr.DataTree | xr.Dataset) or len(getattr(value, "children", ())):
         return None
-    if isinstance(given, xr.DataTree) and given.parent is not None:
-        return str(given.name)
-    return "posterior" if {"W", "H"} <= set(given.data_vars) and "draw" in given.dims else None
+    if isinstance(value, xr.DataTree) and value.parent is not None:
+        return str(value.name)
+    return "posterior" if {"W", "H"} <= set(value.data_vars) and "draw" in value.dims else None
 
 
 def _with_sample_dims(tree: xr.DataTree) -> xr.DataTree:
@@ -96,28 +96,28 @@ def _with_sample_dims(tree: xr.DataTree) -> xr.DataTree:
         If the posterior lacks one of them and does not say which chain or draw was taken.
     """
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
-    whole = {name: _with_dims(group) for name, group in groups.items()}
-    lost = {"chain", "draw"} - set(whole["posterior"].dims) if "posterior" in whole else set()
+    complete = {name: _with_dims(group) for name, group in groups.items()}
+    lost = {"chain", "draw"} - set(complete["posterior"].dims) if "posterior" in complete else set()
     if lost:
         raise OptionError(
             f"the posterior of a trace has the dimensions chain and draw, and this one has no "
             f"{' and no '.join(sorted(lost))}; keep it, as trace.sel(chain=[0]) does"
         )
-    if all(whole[name] is group for name, group in groups.items()):
+    if all(complete[name] is group for name, group in groups.items()):
         return tree
-    return tree_of(whole, tree.attrs)
+    return tree_of(complete, tree.attrs)
 
 
 def _with_dims(group: xr.Dataset) -> xr.Dataset:
     """Return a group with dimensions of length 1 for the chain or draw that was taken of it."""
-    taken = [dim for dim in SAMPLE_DIMS if dim in group.coords and not group[dim].dims]
-    if not taken:
+    dropped = [dim for dim in SAMPLE_DIMS if dim in group.coords and not group[dim].dims]
+    if not dropped:
         return group
-    alone = {name: group[name].drop_vars(taken) for name in NOT_PER_CHAIN if name in group}
-    per_chain = {name: group[name].drop_vars(taken) for name in NOT_PER_DRAW if name in group}
-    dims = [dim for dim in taken if dim == "chain"]
-    alone |= {name: own.expand_dims(dims) for name, own in per_chain.items()}
-    group = group.drop_vars(list(alone)).expand_dims(taken).assign(alone)
+    alone = {name: group[name].drop_vars(dropped) for name in NOT_PER_CHAIN if name in group}
+    per_chain = {name: group[name].drop_vars(dropped) for name in NOT_PER_DRAW if name in group}
+    dims = [dim for dim in dropped if dim == "chain"]
+    alone |= {name: variable.expand_dims(dims) for name, variable in per_chain.items()}
+    group = group.drop_vars(list(alone)).expand_dims(dropped).assign(alone)
     return group.transpose(*SAMPLE_DIMS, ..., missing_dims="ignore")
 
 
@@ -170,11 +170,11 @@ class Axes(NamedTuple):
         if "offsets" not in placed:
             return None
         factors = placed["factors"]
-        spans = [own["span"] for own in factors.values()]
+        spans = [factor["span"] for factor in factors.values()]
         labels = {
-            name: np.array(own["values"]).astype(own["labels"])
-            for name, own in factors.items()
-            if own.get("values")
+            name: np.array(factor["values"]).astype(factor["labels"])
+            for name, factor in factors.items()
+            if factor.get("values")
         }
         sizes, starts = tuple(b - a for a, b in spans), tuple(a for a, _ in spans)
         return cls(tuple(factors), sizes, starts, labels)
@@ -183,7 +183,9 @@ class Axes(NamedTuple):
         """Return the places of monitored cells along each axis, as coordinates."""
         rows, columns = (monitored[name].values for name in CELL_INDICES)
         at = (rows, *self.fibres(columns))
-        return {name: ("cell", own) for name, own in zip(self.names, at, strict=True)}
+        return {
+            name: ("cell", axis_places) for name, axis_places in zip(self.names, at, strict=True)
+        }
 
     def columns(self, cells: xr.DataArray) -> NDArray[np.int64]:
         """Return columns of the first unfolding from places along each axis, as coordinates."""
@@ -292,7 +294,7 @@ class Run:
             names, which = list(placed["factors"]), "axis"
             way = "which has all other axes in row-major order as columns, "
         else:
-            names, which, way = [own["name"] for own in placed["relations"]], "name", ""
+            names, which, way = [relation["name"] for relation in placed["relations"]], "name", ""
         raise OptionError(
             f"{verb} takes a run of one matrix, and this is a run of {kind}: pass "
             f"view(run, {which}), {way}with one of {', '.join(names)}"
@@ -366,16 +368,16 @@ class Run:
         """
         if "weight" not in self.stats:
             return None
-        found = self.stats["weight"]
-        labels = {dim: own for dim, own in self.posterior.coords.items() if dim in SAMPLE_DIMS}
+        weight = self.stats["weight"]
+        labels = {dim: coord for dim, coord in self.posterior.coords.items() if dim in SAMPLE_DIMS}
         try:
-            found = found.sel(labels)
+            weight = weight.sel(labels)
         except KeyError as error:
             raise StoreFormatError(
                 "draws and weights of this trace have different labels; relabel posterior and "
                 "sample_stats alike"
             ) from error
-        masses = np.asarray(found.transpose("chain", "draw").values, dtype=np.float64)
+        masses = np.asarray(weight.transpose("chain", "draw").values, dtype=np.float64)
         if masses.size == 0:
             return None
         if not (np.isfinite(masses).all() and masses.min() >= 0):
@@ -395,8 +397,8 @@ class Run:
         """Probability mass of every draw, (chain, draw); equal for a run whose draws have none."""
         labels = {dim: self.posterior[dim].values for dim in ("chain", "draw")}
         shape = tuple(map(len, labels.values()))
-        found = np.full(shape, 1.0 / prod(shape)) if self.weights is None else self.weights
-        return xr.DataArray(found, labels, ("chain", "draw"), name="weight")
+        masses = np.full(shape, 1.0 / prod(shape)) if self.weights is None else self.weights
+        return xr.DataArray(masses, labels, ("chain", "draw"), name="weight")
 
     @cached_property
     def law(self) -> Law:
@@ -416,8 +418,8 @@ class Run:
         if self.weights is None:
             return values.mean("chain")
         masses = xr.DataArray(self.weights.sum(axis=1), dims="chain")
-        kept = np.flatnonzero(masses > 0)  # of a chain without mass there are no means
-        return values.isel(chain=kept).weighted(masses[kept]).mean("chain")
+        weighted = np.flatnonzero(masses > 0)  # of a chain without mass there are no means
+        return values.isel(chain=weighted).weighted(masses[weighted]).mean("chain")
 
     def mean_factors(self, moments: xr.Dataset) -> tuple[Array, Array]:
         """Return the means of W (I, K) and of H (K, J) over chains, given those of each."""
@@ -558,7 +560,7 @@ def expectation(
         if chain not in labels:
             raise OptionError(f"there is no chain {chain!r}; this trace has the chains {labels}")
         at = [labels.index(chain)]
-        group, coarse = (own.isel(chain=at, missing_dims="ignore") for own in (group, coarse))
+        group, coarse = (draws.isel(chain=at, missing_dims="ignore") for draws in (group, coarse))
         weights = None if weights is None else weights[at]
         if weights is not None and not weights.any():
             raise OptionError(
@@ -602,12 +604,12 @@ def weighted_batches(
 ) -> Iterator[tuple[tuple[Array, Array], NDArray[np.float64]]]:
     """Yield draws that have mass, a few at a time: factors (d, ...) and masses (d,)."""
     for at, masses in enumerate(relative(group, weights)):
-        part, kept = group.isel(chain=[at]), np.flatnonzero(masses > 0)
-        if kept.size < masses.size:
-            part = part.isel(draw=kept)
+        part, weighted = group.isel(chain=[at]), np.flatnonzero(masses > 0)
+        if weighted.size < masses.size:
+            part = part.isel(draw=weighted)
         done = 0
         for W, H in batches_of_draws(part):
-            yield (W, H), masses[kept[done : done + len(W)]]
+            yield (W, H), masses[weighted[done : done + len(W)]]
             done += len(W)
 
 
@@ -662,6 +664,7 @@ def extrapolated_moments(fine: tuple[Any, Any], coarse: tuple[Any, Any]) -> tupl
     Şimşekli et al. 2017, equation 11.
     """
     mean, variance = (
-        np.maximum(2.0 * own - other, FLOOR * own) for own, other in zip(fine, coarse, strict=True)
+        np.maximum(2.0 * value - other, FLOOR * value)
+        for value, other in zip(fine, coarse, strict=True)
     )
     return mean, variance

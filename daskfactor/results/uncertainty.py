@@ -22,7 +22,7 @@ def has_uncertainty(run: Run) -> bool:
     return bool(run.data.get("weighting") == "uncertainty")
 
 
-def knows_variances(run: Run, given: Any) -> bool:
+def knows_variances(run: Run, uncertainty: Any) -> bool:
     """Tell whether nothing lacks for the variance of a new observation of every cell.
 
     Raises
@@ -31,8 +31,8 @@ def knows_variances(run: Run, given: Any) -> bool:
         If uncertainties are given for a run without.
     """
     if has_uncertainty(run):
-        return given is not None or run.observed("weights") is not None
-    if given is None:
+        return uncertainty is not None or run.observed("weights") is not None
+    if uncertainty is None:
         return True
     raise OptionError(
         "uncertainty is for runs that were given the uncertainty of cells, and this one has one "
@@ -40,7 +40,9 @@ def knows_variances(run: Run, given: Any) -> bool:
     )
 
 
-def variances(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any, mean: Any) -> Lazy:
+def variances(
+    run: Run, cells: tuple[xr.DataArray, xr.DataArray], uncertainty: Any, mean: Any
+) -> Lazy:
     """Squares of the uncertainties of a grid of cells (r, c), or of single ones (p,), lazily.
 
     Parameters
@@ -61,20 +63,20 @@ def variances(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any, me
         If what is given does not have the shape or the labels of the cells.
     """
     chunks = getattr(mean, "chunks", mean.shape)
-    if given is None:
+    if uncertainty is None:
         weights = asarray(cast("xr.DataArray", run.observed("weights")).data)
         rows, columns = (np.atleast_1d(at.values) for at in cells)
-        own = weights.vindex[rows, columns] if paired(cells) else weights[rows][:, columns]
-        return own.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
+        run_weights = weights.vindex[rows, columns] if paired(cells) else weights[rows][:, columns]
+        return run_weights.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
     shape = tuple(at.size for at in cells if at.ndim)[: mean.ndim]
     try:
-        if isinstance(given, xr.DataArray):
-            given = _by_label(given, cells, shape)
-        sigma = broadcast_to(asarray(given).astype(np.float64), shape)
+        if isinstance(uncertainty, xr.DataArray):
+            uncertainty = _by_label(uncertainty, cells, shape)
+        sigma = broadcast_to(asarray(uncertainty).astype(np.float64), shape)
     except ValueError as error:
         raise DataError(
             f"uncertainty of the predicted cells must be one number, an array of their shape, "
-            f"{shape}, or a DataArray with their dimensions, got shape {np.shape(given)}"
+            f"{shape}, or a DataArray with their dimensions, got shape {np.shape(uncertainty)}"
         ) from error
     return (sigma**2).reshape(mean.shape).rechunk(chunks)
 
@@ -86,14 +88,16 @@ def _inverse(weights: Any) -> Any:
 
 
 def _by_label(
-    given: xr.DataArray, cells: tuple[xr.DataArray, xr.DataArray], shape: tuple[int, ...]
+    uncertainty: xr.DataArray, cells: tuple[xr.DataArray, xr.DataArray], shape: tuple[int, ...]
 ) -> Any:
     """Values in the order of the cells; NaN where none has the label of a cell."""
     for at in cells:
         levels = at.attrs.get("levels", {})
-        if levels and levels.keys() <= set(given.dims):  # dimensions that the run has stacked
-            given = given.reindex(levels).sel({name: at[name] for name in levels})
+        if levels and levels.keys() <= set(uncertainty.dims):  # dimensions that the run has stacked
+            uncertainty = uncertainty.reindex(levels).sel({name: at[name] for name in levels})
     dims = dict.fromkeys(dim for at in cells for dim in at.dims)
     coords = {dim: at.coords[dim] for at in cells for dim in at.dims if dim in at.coords}
     plan = xr.DataArray(da.empty(shape), coords, tuple(dims))
-    return xr.align(plan, given, join="left")[1].broadcast_like(plan).transpose(*plan.dims).data
+    return (
+        xr.align(plan, uncertainty, join="left")[1].broadcast_like(plan).transpose(*plan.dims).data
+    )

@@ -452,7 +452,7 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
     for name, match in {
         **dict.fromkeys(("folder", "file", "group.zarr", "set.zarr"), "not a run store"),
         "broken": "damaged",
-        "older": "format version is 0, and the first one is 1",
+        "older": "format version is 0, but versions start at 1",
         "matrix.zarr": r"a matrix that daskfactor.convert wrote.*as V to daskfactor.sample",
         "newer": "format version 99.*upgrade",
     }.items():

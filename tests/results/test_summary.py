@@ -249,7 +249,7 @@ def test_one_mode_is_told_from_several():
     assert one.attrs["alike"] == pytest.approx(1.0)
     assert "One mode" in one.verdict
     assert [one.predictions.status, one.components.status] == ["amber", "green"]
-    assert "12 particles carry weight, worth 12.0 of equal weight:" in one.verdict
+    assert "12 particles have positive weight, with an effective number of 12.0:" in one.verdict
     sizes = one["mean"].where(one["kind"] == "aligned", drop=True)
     assert sizes.sizes["functional"] == 3
     assert_allclose(one["share"].sel(functional="aligned[1]"), 1.0)
@@ -286,18 +286,21 @@ def test_a_particle_that_carries_everything_is_named():
     assert "Particle 4 carries 100%" in alone.verdict
     assert (alone["sd"] == 0).all()
     assert alone.components.status == "none"
-    assert "4 particles carry weight, worth 2.8" in dfac.summarize(particle_tree()).verdict
+    assert (
+        "4 particles have positive weight, with an effective number of 2.8"
+        in dfac.summarize(particle_tree()).verdict
+    )
 
 
 def test_the_print_tells_it_all():
     text, table = str(dfac.summarize(particle_tree())), dfac.summarize(particle_tree(silf=False))
     lines = text.split("\n")
-    assert lines[0] == "6 particles, 4 with weight, worth 2.8 of equal weight"
-    assert lines[1] == "Stein discrepancy 0.5, under equal weights 0.75"
+    assert lines[0] == "6 particles, 4 with positive weight, effective number 2.8"
+    assert lines[1] == "Stein discrepancy 0.5, with equal weights 0.75"
     assert lines[2].startswith("objective 4.463 to 5.65, threshold 9")
     titles = ("log density, objective", "W H", "size of W", "components, aligned")
     assert all(any(line.startswith(title) for line in lines) for title in titles)
-    assert "predictions  RED    4 particles carry weight, worth 2.8" in text
+    assert "predictions  RED    4 particles have positive weight" in text
     assert "R-hat" not in text
     assert "objective" not in str(table).split("\n")[2]
     assert "mean" in table.to_dataframe()
