@@ -25,7 +25,7 @@ from daskfactor.inference.bands import pieces_of, take_values
 from daskfactor.inference.base import Sampler, checked_sampler, longest_stride, reference_sampler
 from daskfactor.inference.langevin import coupled
 from daskfactor.inference.registry import algorithm_from_dict
-from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
+from daskfactor.inference.sampling import NOT_STARTED, ChainsRun, run_spec
 from daskfactor.inference.session import session_again
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.starts import factors_on_grid
@@ -38,8 +38,7 @@ from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series
 from daskfactor.results.summary import is_biased
-from daskfactor.results.trace import Run as Result
-from daskfactor.results.trace import Trace, factors_of
+from daskfactor.results.trace import Run, Trace, factors_of
 from daskfactor.results.verdict_dataset import VerdictDataset
 
 Array = NDArray[np.float64]
@@ -127,7 +126,7 @@ def discretization_bias(
     >>> sorted(bias)
     ['bias', 'error']
     """
-    result = Result.of(trace, "an estimate of its bias")
+    result = Run.of(trace, "an estimate of its bias")
     tree = result.tree
     if result.is_particles or not is_biased(result):
         raise OptionError(
@@ -213,7 +212,7 @@ def _track(tree: xr.DataTree, group: str, densities: list[list[float]]) -> xr.Da
     return xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
 
 
-class Continued(Run):
+class Continued(ChainsRun):
     """A run that keeps the log densities of all tracks at their draws: {track: (chain) -> lp}."""
 
     def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:

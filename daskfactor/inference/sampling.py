@@ -311,7 +311,7 @@ def _note_device(store: "RunStore", executor: Executor) -> None:
 # -- the loop ------------------------------------------------------------------------------
 
 
-class Run:
+class ChainsRun:
     """The chains of a run on their way through its segments, and results as they come.
 
     Attributes
@@ -493,7 +493,7 @@ def _carry_out(
     complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
     if not complete:
         _announce_compilation(setting, on_event)
-    with closing(Run(setting, sink, on_event)) as run:
+    with closing(ChainsRun(setting, sink, on_event)) as run:
         run.restore(arrays, meta)
         run.go()
     if not complete:
@@ -516,7 +516,7 @@ def _carry_out(
     return tree
 
 
-def _report_trouble(run: Run) -> None:
+def _report_trouble(run: ChainsRun) -> None:
     """Warn of roll-backs, and of what the chains found of model and sampler; once per run."""
     rolled_back = sum(len(chain.divergences) for chain in run.chains)
     if rolled_back:

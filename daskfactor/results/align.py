@@ -26,15 +26,15 @@ from daskfactor.results.schema import COARSE, MOMENTS, STEIN, component_labels, 
 from daskfactor.results.stacks import indexed
 from daskfactor.results.tensors import level_scales, rescaled
 from daskfactor.results.trace import (
-    Law,
     Run,
     Running,
+    Symmetries,
     Trace,
     Weights,
     batches_of_draws,
     each_draw,
     factors_of,
-    reads_here,
+    reads_in_threads,
     relative,
     weighted_batches,
 )
@@ -93,7 +93,12 @@ def unit(factor: Array, axis: int) -> Array:
 
 
 def match(
-    W: Array, H: Array, reference: Reference, law: Law, threshold: float, by: By = "both"
+    W: Array,
+    H: Array,
+    reference: Reference,
+    symmetries: Symmetries,
+    threshold: float,
+    by: By = "both",
 ) -> Match:
     """Find the order, sign and scale of a draw, or of several.
 
@@ -103,7 +108,7 @@ def match(
         The draws, (..., I, K) and (..., K, J).
     reference
         Reference with the shape of one draw.
-    law
+    symmetries
         Symmetries of the factorization.
     threshold
         Least cosine similarity of a component with that of the reference.
@@ -120,42 +125,42 @@ def match(
     cos_w = np.asarray(reference.W.T @ unit(W, -2), dtype=np.float64)
     cos_h = np.asarray(reference.H @ unit(H, -1).swapaxes(-1, -2), dtype=np.float64)
     if by == "w":  # treat all H as equal
-        cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
+        cos_h = np.where(cos_w < 0, -1.0, 1.0) if symmetries.signed else np.ones_like(cos_w)
     both = cos_w * cos_h
     cost = np.arccos(np.clip(both, -1.0, 1.0)) if by == "w" else -both
     cost = np.nan_to_num(cost, nan=2.0)  # no similarity if not finite
-    permutation = best_order(cost, law)
+    permutation = best_order(cost, symmetries)
 
     def chosen(each: Array) -> Array:
         return np.asarray(np.take_along_axis(each, permutation[..., None], -1)[..., 0])
 
     factor = np.ones(permutation.shape)
-    if not law.simplex:  # give both the same size
-        of_w, of_h = sizes(W, H, law.signed)
+    if not symmetries.simplex:  # give both the same size
+        of_w, of_h = sizes(W, H, symmetries.signed)
         usable = (of_w > 0) & (of_h > 0)
         ratio = np.where(usable, of_h, 1.0) / np.where(usable, of_w, 1.0)
         root = np.take_along_axis(np.sqrt(ratio), permutation, -1)
-        factor[..., law.free] = root[..., law.free]
-    if law.signed:
-        turned = (chosen(cos_w) + chosen(cos_h))[..., law.free] < 0
-        factor[..., law.free] *= np.where(turned, -1.0, 1.0)
+        factor[..., symmetries.free] = root[..., symmetries.free]
+    if symmetries.signed:
+        turned = (chosen(cos_w) + chosen(cos_h))[..., symmetries.free] < 0
+        factor[..., symmetries.free] *= np.where(turned, -1.0, 1.0)
     nearness = np.maximum(np.minimum(cos_w, cos_h), np.minimum(-cos_w, -cos_h))
     alike: NDArray[np.bool_] = np.asarray(nearness >= threshold)
     mine = np.zeros((count, count), dtype=bool)
-    mine[np.ix_(law.free, law.free)] = True
+    mine[np.ix_(symmetries.free, symmetries.free)] = True
     np.fill_diagonal(mine, True)
     present = np.asarray((alike & mine).any(axis=-1))
     return Match(permutation, factor, chosen(both), present, chosen(alike))
 
 
-def best_order(cost: Array, law: Law) -> NDArray[np.int64]:
+def best_order(cost: Array, symmetries: Symmetries) -> NDArray[np.int64]:
     """Return the order of components that minimises the sum of costs (..., K, K)."""
     order = np.broadcast_to(np.arange(cost.shape[-1]), cost.shape[:-1]).copy()
-    if law.free.size > 1:
-        inside = cost[..., law.free[:, None], law.free]
-        free = inside.reshape(-1, law.free.size, law.free.size)
-        best = [law.free[scipy.optimize.linear_sum_assignment(each)[1]] for each in free]
-        order[..., law.free] = np.reshape(best, (*order.shape[:-1], -1))
+    if symmetries.free.size > 1:
+        inside = cost[..., symmetries.free[:, None], symmetries.free]
+        free = inside.reshape(-1, symmetries.free.size, symmetries.free.size)
+        best = [symmetries.free[scipy.optimize.linear_sum_assignment(each)[1]] for each in free]
+        order[..., symmetries.free] = np.reshape(best, (*order.shape[:-1], -1))
     return order
 
 
@@ -174,7 +179,7 @@ def rearranged(W: Array, H: Array, match: Match) -> tuple[Array, Array]:
     return new_w, np.take_along_axis(H, order[..., None], -2) / factor[..., None]
 
 
-@reads_here
+@reads_in_threads
 def align(
     trace: Trace,
     reference: Trace | xr.Dataset | Factors | None = None,
@@ -252,12 +257,12 @@ def align(
         raise OptionError(f"threshold must be a cosine above 0 and up to 1, got {threshold!r}")
     one_of("by", by, ("both", "w"), ", the factors that are compared")
     run = Run.of(trace, "an alignment")
-    law, group, levels = run.law, run.posterior, None
+    symmetries, group, levels = run.symmetries, run.posterior, None
     if run.axes is not None:
         scales = level_scales(group, run.axes)
-        group, law = rescaled(group, run.axes, scales), law._replace(simplex=True)
+        group, symmetries = rescaled(group, run.axes, scales), symmetries._replace(simplex=True)
         levels = np.stack([one.transpose(*_EACH).values for one in scales], 2)
-    matching = partial(match, law=law, threshold=threshold, by=by)
+    matching = partial(match, symmetries=symmetries, threshold=threshold, by=by)
     if reference is None:
         target = _iterated_mean(run, group, matching)
     else:
@@ -265,7 +270,7 @@ def align(
     masses = relative(group, run.weights)
     matches, moments = _all_matches(group, masses, target, matching)
     if reference is None:
-        order = _order_by_weight(run, moments, law)
+        order = _order_by_weight(run, moments, symmetries)
         matches = Match._make(each[..., order] for each in matches)
         moments = moments.isel(component=order).assign_coords(
             {name: values for name, values in moments.coords.items() if "component" in values.dims}
@@ -276,7 +281,7 @@ def align(
         _original_order(matches, levels, before)
     )
     scales_of = matches.factor, 1.0 / matches.factor
-    groups["posterior"] = _reordered(group, matches.permutation, scales_of, law.signed)
+    groups["posterior"] = _reordered(group, matches.permutation, scales_of, symmetries.signed)
     groups[MOMENTS] = _with_other_moments(moments, run.group(MOMENTS))
     if (matches.permutation != np.arange(matches.permutation.shape[-1])).any():
         groups.pop(STEIN, None)  # it describes the particles in their old order
@@ -299,10 +304,10 @@ def as_drawn(tree: xr.DataTree) -> xr.DataTree:
     undo = 1.0 / np.take_along_axis(scale, back[:, :, None], -1)
     if run.axes is None:
         scales = undo[:, :, 0], undo[:, :, 1]
-        groups["posterior"] = _reordered(run.posterior, back, scales, run.law.signed)
+        groups["posterior"] = _reordered(run.posterior, back, scales, run.symmetries.signed)
     else:
         ones = np.ones(back.shape)
-        moved = _reordered(run.posterior, back, (ones, ones), run.law.signed)
+        moved = _reordered(run.posterior, back, (ones, ones), run.symmetries.signed)
         each = [xr.DataArray(values, dims=_EACH) for values in np.moveaxis(undo, 2, 0)]
         groups["posterior"] = rescaled(moved, run.axes, each)
     return tree_of(groups, tree.attrs)
@@ -355,12 +360,14 @@ def _reordered(
     return group.assign({n: _rearranged(group[n], order, scale) for n, scale in parts.items()})
 
 
-def _order_by_weight(run: Run, moments: xr.Dataset, law: Law) -> NDArray[np.int64]:
+def _order_by_weight(run: Run, moments: xr.Dataset, symmetries: Symmetries) -> NDArray[np.int64]:
     """Return the order that sorts components by their share of the mean of WH."""
     W, H = run.mean_factors(moments)
-    of_w, of_h = sizes(W, H, law.signed)
+    of_w, of_h = sizes(W, H, symmetries.signed)
     order = np.arange(W.shape[1])
-    order[law.free] = law.free[np.argsort(-(of_w * of_h)[law.free], kind="stable")]
+    order[symmetries.free] = symmetries.free[
+        np.argsort(-(of_w * of_h)[symmetries.free], kind="stable")
+    ]
     return order
 
 

@@ -24,7 +24,7 @@ from daskfactor.results.components import factor_moments
 from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.summary import cached_summary
 from daskfactor.results.summary_cache import cached_in
-from daskfactor.results.trace import Run, Trace, reads_here
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 
 Array = NDArray[Any]
 
@@ -216,7 +216,7 @@ def _consolidate(path: Path) -> None:
             zarr.consolidate_metadata(str(path), zarr_format=root.metadata.zarr_format)
 
 
-@reads_here
+@reads_in_threads
 def result_of(result: Any, evidence: Any = None) -> AnnDataResult:
     """Return factors and metadata of a result."""
     if isinstance(result, xr.DataArray):

@@ -28,7 +28,7 @@ from daskfactor.results.align import (
     unit_size,
 )
 from daskfactor.results.tensors import axis_spans
-from daskfactor.results.trace import Law, Run, Trace, each_draw, reads_here
+from daskfactor.results.trace import Run, Symmetries, Trace, each_draw, reads_in_threads
 
 Array = NDArray[np.float64]
 Side = Literal["W", "H"]
@@ -39,7 +39,7 @@ BLOCK_BYTES: Final = 2**26
 """Bytes of particles, or of a table of angles between their components, at a time."""
 
 
-@reads_here
+@reads_in_threads
 def component_variability(trace: Trace) -> xr.Dataset:
     r"""Measure how much each component varies between particles.
 
@@ -101,7 +101,7 @@ def component_variability(trace: Trace) -> xr.Dataset:
     for number, (W, H) in enumerate(each_draw(group)):
         angles[0, number] = angle_between(W.T, mean_w)
         angles[1, number] = angle_between(H, mean_h)
-        intensity[number] = intensity_shares(W, H, run.law.signed, spans)
+        intensity[number] = intensity_shares(W, H, run.symmetries.signed, spans)
     limit = np.degrees(np.arccos(threshold))
     variables = {"share": weight @ (angles <= limit + 1e-6).all(axis=0)}
     for name, values in (("angle_w", angles[0]), ("angle_h", angles[1]), ("intensity", intensity)):
@@ -116,7 +116,7 @@ def component_variability(trace: Trace) -> xr.Dataset:
     )
 
 
-@reads_here
+@reads_in_threads
 def pairwise_distances(
     trace: Trace,
     of: Literal["W", "H", "both"] = "W",
@@ -189,7 +189,7 @@ def pairwise_distances(
             'or of="H", or metric="angle"'
         )
     run = Run.of(trace, "distances between draws")
-    group, law = run.posterior, run.law
+    group, symmetries = run.posterior, run.symmetries
     total = group.sizes["chain"] * group.sizes["draw"]
     step = -(-total // most)
     if step > 1:
@@ -200,18 +200,22 @@ def pairwise_distances(
         )
     chosen = np.arange(0, total, step)
     table = np.zeros((chosen.size, chosen.size))
-    movable = np.isin(np.arange(law.components), law.free) & (law.signed and aligned)
+    movable = np.isin(np.arange(symmetries.components), symmetries.free) & (
+        symmetries.signed and aligned
+    )
     either = movable[:, None] & movable  # pairs of components without a fixed sign
-    parts = _blocks(group, law, chosen.size)
+    parts = _blocks(group, symmetries, chosen.size)
     for number, x in enumerate(parts):
-        mine = _read(group, law, sides[of], angle, chosen[x])
+        mine = _read(group, symmetries, sides[of], angle, chosen[x])
         for y in parts[number:]:
-            theirs = mine if y == x else _read(group, law, sides[of], angle, chosen[y])
+            theirs = mine if y == x else _read(group, symmetries, sides[of], angle, chosen[y])
             pairs = zip(mine, theirs, strict=True)
             costs = np.mean([_table(one, other, angle, either) for one, other in pairs], axis=0)
             if angle:  # one sign for W and H
                 costs = np.where(either, np.minimum(costs, 180.0 - costs), costs)
-            table[x, y] = [[_least(cost, law, angle, aligned) for cost in row] for row in costs]
+            table[x, y] = [
+                [_least(cost, symmetries, angle, aligned) for cost in row] for row in costs
+            ]
             table[y, x] = table[x, y].T
     np.fill_diagonal(table, 0.0)
     chain, draw = np.divmod(chosen, group.sizes["draw"])
@@ -223,9 +227,9 @@ def pairwise_distances(
     return xr.DataArray(table, coords, ("draw", "other_draw"), name="distance", attrs=attrs)
 
 
-def _blocks(group: xr.Dataset, law: Law, count: int) -> list[slice]:
+def _blocks(group: xr.Dataset, symmetries: Symmetries, count: int) -> list[slice]:
     """Return parts of the draws that fit in memory, together with a table of two parts."""
-    K = law.components
+    K = symmetries.components
     length = sum(
         group[side].isel(chain=0, draw=0).size // group.sizes["component"] for side in "WH"
     )
@@ -234,7 +238,11 @@ def _blocks(group: xr.Dataset, law: Law, count: int) -> list[slice]:
 
 
 def _read(
-    group: xr.Dataset, law: Law, sides: tuple[Side, ...], angle: bool, chosen: NDArray[np.int64]
+    group: xr.Dataset,
+    symmetries: Symmetries,
+    sides: tuple[Side, ...],
+    angle: bool,
+    chosen: NDArray[np.int64],
 ) -> list[Array]:
     """Return components (draw, K, n) of the chosen draws, scaled for the comparison."""
     chains, draws = np.divmod(chosen, group.sizes["draw"])
@@ -245,11 +253,11 @@ def _read(
             values = {"W": W.T.astype(np.float64), "H": H.astype(np.float64)}
             if not angle:
                 size = np.ones(len(H))
-                size[law.free] = sizes(W, H, law.signed)[0][law.free]
+                size[symmetries.free] = sizes(W, H, symmetries.signed)[0][symmetries.free]
                 size = np.where(size > 0, size, 1.0)[:, None]
                 values = {"W": values["W"] / size, "H": values["H"] * size}
             for out, side in zip(components, sides, strict=True):
-                vectors = values[side][: law.components]
+                vectors = values[side][: symmetries.components]
                 out.append(unit_length(vectors) if angle else vectors)
     return [np.stack(out) for out in components]
 
@@ -266,11 +274,11 @@ def _table(left: Array, right: Array, angle: bool, either: NDArray[np.bool_]) ->
     return np.asarray(norms + other_norms - 2.0 * np.where(either, np.abs(products), products))
 
 
-def _least(cost: Array, law: Law, angle: bool, aligned: bool) -> float:
+def _least(cost: Array, symmetries: Symmetries, angle: bool, aligned: bool) -> float:
     """Return the distance of two particles from the costs (K, K) of their components."""
-    order = best_order(cost, law) if aligned else np.arange(law.components)
-    total = float(cost[np.arange(law.components), order].sum())
-    return total / law.components if angle else max(total, 0.0) ** 0.5
+    order = best_order(cost, symmetries) if aligned else np.arange(symmetries.components)
+    total = float(cost[np.arange(symmetries.components), order].sum())
+    return total / symmetries.components if angle else max(total, 0.0) ** 0.5
 
 
 def angle_between(left: NDArray[Any], right: NDArray[Any]) -> Array:
@@ -297,7 +305,7 @@ def intensity_shares(
 Score = Callable[[NDArray[Any], NDArray[Any]], float | Mapping[str, float]]
 
 
-@reads_here
+@reads_in_threads
 def top_entries(
     trace: Trace,
     count: int = 15,
@@ -370,7 +378,7 @@ def top_entries(
     value = np.empty(at.shape)
     share, mean = np.zeros((width, group.sizes[dim])), np.zeros((width, group.sizes[dim]))
     for where, (W, H) in zip(np.ndindex(mass.shape), each_draw(group), strict=True):
-        entries = unit_size((W.T if factor == "W" else H)[chosen], run.law.signed)
+        entries = unit_size((W.T if factor == "W" else H)[chosen], run.symmetries.signed)
         weight = mass.values[where]
         mean += weight * entries
         for k, entry_values in enumerate(entries):
@@ -396,7 +404,7 @@ def top_entries(
     )
 
 
-@reads_here
+@reads_in_threads
 def downstream(
     trace: Trace, score: Score, *, best: Literal["highest", "lowest"] = "highest"
 ) -> xr.Dataset:

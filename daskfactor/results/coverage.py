@@ -10,14 +10,14 @@ from daskfactor.checks import cells_of_tensor
 from daskfactor.errors import OptionError
 from daskfactor.results.predict import monitored, predict
 from daskfactor.results.schema import CELL_INDICES, MONITOR, tree_of
-from daskfactor.results.trace import Run, Trace, reads_here
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 
 Cells = tuple[ArrayLike, ...]
 
 LEVELS: Final = (0.5, 0.8, 0.9, 0.95)
 
 
-@reads_here
+@reads_in_threads
 def held_out_coverage(
     trace: Trace, cells: Cells, values: ArrayLike, levels: tuple[float, ...] = LEVELS
 ) -> xr.Dataset:

@@ -36,7 +36,7 @@ from daskfactor.results.series import (
     order_of,
 )
 from daskfactor.results.tensors import PLACES, compared
-from daskfactor.results.trace import Law, Run, Weights, each_draw, each_weighted_draw
+from daskfactor.results.trace import Run, Symmetries, Weights, each_draw, each_weighted_draw
 
 Array = NDArray[np.float64]
 
@@ -275,23 +275,23 @@ def addressed_cells(shape: tuple[int, int], count: int, seed: int) -> Cells:
 
 
 def factor_series(
-    group: xr.Dataset, law: Law, cells: Cells, weights: Weights | None = None
+    group: xr.Dataset, symmetries: Symmetries, cells: Cells, weights: Weights | None = None
 ) -> list[Series]:
     """Return all series of the factors in a group, (chain, draw), read a few draws at a time.
 
     With weights, series are flat and have only draws with positive weight.
     """
-    labels = _labels(group, law, cells)
+    labels = _labels(group, symmetries, cells)
     drawn = each_weighted_draw(group, weights)
-    values = np.stack([_quantities(W, H, law, cells) for (W, H), _ in drawn], axis=1)
+    values = np.stack([_quantities(W, H, symmetries, cells) for (W, H), _ in drawn], axis=1)
     if weights is None:
         values = values.reshape(-1, group.sizes["chain"], group.sizes["draw"])
     return [Series(*label, one) for label, one in zip(labels, values, strict=True)]
 
 
-def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
+def _labels(group: xr.Dataset, symmetries: Symmetries, cells: Cells) -> list[tuple[str, str]]:
     """Return name and kind of every number of `_quantities`."""
-    size, width = "norm" if law.signed else "sum", group.sizes["component"]
+    size, width = "norm" if symmetries.signed else "sum", group.sizes["component"]
     names = dict(enumerate(group[PLACES].values)) if PLACES in group.coords else {}
     return [
         ("mu_mean", "product"),
@@ -300,15 +300,15 @@ def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
         *((f"mu[{i},{names.get(j, j)}]", "product") for i, j in zip(*cells, strict=True)),
         (f"w_{size}", "scale"),
         (f"h_{size}", "scale"),
-        *((f"component[{name}]", "component") for name in component_names(group, law)),
+        *((f"component[{name}]", "component") for name in component_names(group, symmetries)),
     ]
 
 
-def _quantities(W: NDArray[Any], H: NDArray[Any], law: Law, cells: Cells) -> Array:
+def _quantities(W: NDArray[Any], H: NDArray[Any], symmetries: Symmetries, cells: Cells) -> Array:
     W, H = W.astype(np.float64), H.astype(np.float64)
     gram_w, gram_h = W.T @ W, H @ H.T
     cell_count = W.shape[0] * H.shape[1]
-    of_w, of_h = (size[: law.components] for size in sizes(W, H, law.signed))
+    of_w, of_h = (size[: symmetries.components] for size in sizes(W, H, symmetries.signed))
     rows, columns = cells
     return np.concatenate(
         [
@@ -317,9 +317,9 @@ def _quantities(W: NDArray[Any], H: NDArray[Any], law: Law, cells: Cells) -> Arr
             _singular_values(gram_w, gram_h),
             np.einsum("pk,kp->p", W[rows], H[:, columns]),
             [np.linalg.norm(of_w), np.linalg.norm(of_h)]
-            if law.signed
+            if symmetries.signed
             else [of_w.sum(), of_h.sum()],
-            of_w * of_h / (np.sqrt(cell_count) if law.signed else cell_count),
+            of_w * of_h / (np.sqrt(cell_count) if symmetries.signed else cell_count),
         ]
     )
 
@@ -358,13 +358,13 @@ def all_series(
         series.insert(1, Series("lp_balanced", "balanced", balanced))
     if run.axes is not None:
         run, aligned = compared(run, run.axes), None
-    group, law, model = run.posterior, run.law, run.model
-    drawn = factor_series(group, law, _cells(run, cells, seed), weights)
+    group, symmetries, model = run.posterior, run.symmetries, run.model
+    drawn = factor_series(group, symmetries, _cells(run, cells, seed), weights)
     of_components = [one for one in drawn if one.kind == "component"]
     others = [one for one in drawn if one.kind != "component"]
     if model is not None and model.rotates:
         return [*series, *learnt_series(run, selection, None), *others], False
-    movable = law.free.size > 1
+    movable = symmetries.free.size > 1
     ordered = run
     if movable:
         use_aligned = aligned is not None and not named.is_aligned
@@ -372,10 +372,10 @@ def all_series(
     alike = np.full(group.sizes["component"], math.nan)
     if weights is None:
         alike = agreement(ordered.posterior)
-    order = order_of(ordered, named, alike) if movable else in_place(group, law, alike)
+    order = order_of(ordered, named, alike) if movable else in_place(group, symmetries, alike)
     sizes_of = np.stack([one.values for one in of_components], axis=-1)
     several = (
-        sums if law.components > 1 else {}
+        sums if symmetries.components > 1 else {}
     )  # the sums of a single component are among the others
     parts = [one for name, totals in several.items() for one in order.series(name, "part", totals)]
     series += [*learnt_series(run, selection, order), *others, *parts]

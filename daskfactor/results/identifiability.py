@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from daskfactor.results.align import aligned_run, unit
 from daskfactor.results.components import Factor, components_of
 from daskfactor.results.schema import MOMENTS
-from daskfactor.results.trace import Trace, each_weighted_draw, reads_here
+from daskfactor.results.trace import Trace, each_weighted_draw, reads_in_threads
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ LARGE: Final = 0.1
 """Least size of an entry that counts for the width, as a share of the largest entry."""
 
 
-@reads_here
+@reads_in_threads
 def component_swaps(trace: Trace) -> xr.Dataset:
     r"""Return the share of draws in which components swap, and the width of their intervals.
 
@@ -77,7 +77,7 @@ def component_swaps(trace: Trace) -> xr.Dataset:
     mapped, total = np.zeros((count, count + 1)), 0.0
     for (W, H), mass in each_weighted_draw(run.posterior, run.weights):
         cos_w, cos_h = unit(W, 0).T @ mean_w, unit(H, 1) @ mean_h.T
-        if run.law.signed:  # the sign of a component is arbitrary
+        if run.symmetries.signed:  # the sign of a component is arbitrary
             cos_h = cos_h * np.sign(cos_w)
             cos_w = np.abs(cos_w)
         best = np.asarray((cos_w * cos_h).argmax(axis=1))

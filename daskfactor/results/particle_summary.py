@@ -96,15 +96,15 @@ def _mass_alike(run: Run, masses: Weights) -> float:
     The mean is no reference, since that of two modes may be near both. Frozen components are
     ignored; NaN with fewer than two others.
     """
-    group, law = run.posterior, run.law
-    if law.free.size < 2:
+    group, symmetries = run.posterior, run.symmetries
+    if symmetries.free.size < 2:
         return math.nan
     chain, draw = np.unravel_index(int(masses.argmax()), masses.shape)
     reference = reference_from(*next(each_draw(group.isel(chain=[chain], draw=[draw]))))
     alike = total = 0.0
     for (W, H), mass in each_weighted_draw(group, masses):
         total += mass
-        if match(W, H, reference, law, MIN_COSINE).matched[law.free].all():
+        if match(W, H, reference, symmetries, MIN_COSINE).matched[symmetries.free].all():
             alike += mass
     return alike / total
 

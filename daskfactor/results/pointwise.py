@@ -39,7 +39,7 @@ from daskfactor.results.predictive_moments import (
 from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, reads_here
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ DISPERSIONS: Final = ("dispersion", "noise")
 """Names of the dispersion of an observation among sampled variables."""
 
 
-@reads_here
+@reads_in_threads
 def log_likelihood(
     trace: Trace,
     cells: Any,
@@ -183,17 +183,18 @@ def _are_unseen(request: "_CellRequest", declared: bool | None, seen: bool) -> b
             "cells; pass held_out=True if they were held out, otherwise held_out=False"
         )
     if 0 < unseen < len(request.cells[0]):
+        total = len(request.cells[0])
         raise OptionError(
-            f"the run has seen {len(request.cells[0]) - unseen} of these {len(request.cells[0])} cells "
+            f"the run used {total - unseen} of these {total} cells "
             "but not the others, whose log-likelihoods are not comparable; pass them separately"
         )
     if declared not in (None, unseen > 0) and (observed is not None or "n_observed" in about):
-        has = "has not" if unseen else "has"
-        raise OptionError(f"held_out={declared}, but the run {has} seen these cells; leave it out")
+        used = "did not use" if unseen else "used"
+        raise OptionError(f"held_out={declared}, but the run {used} these cells; leave it out")
     return unseen > 0 if declared is None else declared
 
 
-@reads_here
+@reads_in_threads
 def posterior_predictive(
     trace: Trace,
     cells: Any,
@@ -431,9 +432,9 @@ def _squares(run: Run, cells: tuple[xr.DataArray, xr.DataArray], uncertainty: An
     wrong = ~((squares > 0) & np.isfinite(squares))
     if wrong.any():
         raise DataError(
-            f"{wrong.sum()} of {squares.size} cells have no positive, finite uncertainty, the first "
-            f"at row {cells[0].values[wrong][0]}, column {cells[1].values[wrong][0]}; pass them as "
-            "uncertainty="
+            f"{wrong.sum()} of {squares.size} cells have no positive, finite uncertainty, the "
+            f"first at row {cells[0].values[wrong][0]}, column {cells[1].values[wrong][0]}; "
+            "pass them as uncertainty="
         )
     return squares
 

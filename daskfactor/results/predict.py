@@ -36,7 +36,7 @@ from daskfactor.results.schema import (
 from daskfactor.results.selection import paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, describes_run, reads_here
+from daskfactor.results.trace import Run, Trace, describes_run, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -309,7 +309,7 @@ def _observation_interval(
     return np.stack([np.sqrt(total), *ends])
 
 
-@reads_here
+@reads_in_threads
 def monitored(
     trace: Trace, *, interval: float = 0.9, of: Of | None = None, uncertainty: Any = None
 ) -> xr.Dataset:

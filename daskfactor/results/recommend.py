@@ -33,7 +33,7 @@ from daskfactor.results.predict import with_new
 from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
 from daskfactor.results.schema import tree_of
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, Trace, as_draws, factors_of, reads_here
+from daskfactor.results.trace import Run, Trace, as_draws, factors_of, reads_in_threads
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -46,7 +46,7 @@ TABLES: Final = ("table", "csv", "parquet")
 FIGURES: Final = ("mean", "sd", "lower", "upper")
 
 
-@reads_here
+@reads_in_threads
 def recommend(
     trace: Trace | xr.Dataset,
     rows: Any = None,

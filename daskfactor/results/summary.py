@@ -26,7 +26,7 @@ from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import TITLES, Series, balanced_density
 from daskfactor.results.summary_cache import CachedSummary, cached_at, cached_in
-from daskfactor.results.trace import Run, Trace, as_tree, reads_here
+from daskfactor.results.trace import Run, Trace, as_tree, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 from daskfactor.results.verdict import (
     BAD_RHAT,
@@ -154,7 +154,7 @@ CELLS: Final = 32
 SEED: Final = 0
 
 
-@reads_here
+@reads_in_threads
 def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> Summary:
     r"""Judge whether predictions, components and log density of a run are reliable.
 

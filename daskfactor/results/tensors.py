@@ -1,8 +1,8 @@
-"""Results of a tensor, cell by cell: its first unfolding at those fibres that are asked for.
+"""Results of a tensor at selected cells: its first unfolding at their fibres.
 
-A tensor of means is a matrix W H of its first axis against all others, with
-H = F_1 * ... * F_(N-1) row by row (the Khatri-Rao product). Results keep the factors of H; what
-is predicted needs H only where cells are asked for, and is then that of a matrix.
+The means of a tensor are a matrix WH of its first axis against all others, with the Khatri-Rao
+product H = F_1 * ... * F_(N-1). Results store the factors of H; predictions compute H only at
+requested fibres, and then treat it as a matrix.
 
 Source: Kolda and Bader 2009, section 2.6 and equation 3.
 """
@@ -25,17 +25,17 @@ from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import MONITOR, WARMUP, factor_dims, tree_of
 from daskfactor.results.trace import Axes, Run
 
-MOST_CELLS = 2**24
-MOST_COMPARED = 256
+MAX_CELLS = 2**24
+MAX_COMPARED = 256
 FIBRE = "fibre"
-"""Dimension of the fibres that cells are on."""
+"""Dimension of the fibres of the cells."""
 PLACES = "places"
-"""Coordinate of fibres that are compared: their places along the further axes."""
+"""Coordinate of compared fibres: their positions along the further axes."""
 CHUNK_BYTES = 2**26
 
 
 def axis_spans(run: Run, group: xr.Dataset) -> list[slice]:
-    """Return the columns of H of each further axis of a tensor; of matrices all in one."""
+    """Return the columns of H for each further axis of a tensor; one slice for matrices."""
     model, names = run.model, group.coords.get(FACTOR.format("column"))
     if names is None or not getattr(model, "tensor", False):
         return [slice(None)]
@@ -44,16 +44,16 @@ def axis_spans(run: Run, group: xr.Dataset) -> list[slice]:
 
 
 class Chosen(NamedTuple):
-    """Cells of a tensor as those of a matrix of fibres.
+    """Cells of a tensor as cells of a matrix of fibres.
 
     Attributes
     ----------
     run
-        With H (chain, draw, component, fibre), lazily.
+        Run with lazy H (chain, draw, component, fibre).
     rows, columns
-        Positions along both, with the cells' places along each axis as coordinates.
-    whole
-        The axes, if all cells are meant.
+        Positions along both, with positions along each axis as coordinates.
+    grid_axes
+        Axes, if all cells are selected.
     """
 
     run: Run
@@ -62,7 +62,7 @@ class Chosen(NamedTuple):
     grid_axes: Axes | None
 
     def in_shape(self, result: xr.Dataset) -> xr.Dataset:
-        """Give a result along cells the shape of the tensor, if all of these are meant."""
+        """Reshape a result over cells to the tensor, if all cells are selected."""
         if self.grid_axes is None:
             return result
         names, sizes, _, labels = self.grid_axes
@@ -73,24 +73,24 @@ class Chosen(NamedTuple):
 
 
 def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
-    """Find cells of a tensor: a tuple of places along each axis, or a mask; None: all.
+    """Return selected cells of a tensor: a tuple of positions, or a mask; None for all.
 
     Raises
     ------
     OptionError
-        If they are none of its cells, or too many to name all.
+        If cells do not exist, or there are too many.
     """
     grid_axes = axes if cells is None else None
     if grid_axes is not None:
-        if math.prod(axes.sizes) > MOST_CELLS:
+        if math.prod(axes.sizes) > MAX_CELLS:
             raise OptionError(
-                f"the tensor has {math.prod(axes.sizes)} cells, too many to predict all; name "
-                f"some, one array of places for each of {', '.join(axes.names)}"
+                f"the tensor has {math.prod(axes.sizes)} cells, too many to predict all; select "
+                f"some with an array of positions for each of {', '.join(axes.names)}"
             )
         cells = tuple(axis_places.ravel() for axis_places in np.indices(axes.sizes))
     positions = cells_of_tensor(cells, axes.sizes)
     if positions is None:
-        raise OptionError("no cells were named; pass one array of places for each axis")
+        raise OptionError("no cells were selected; pass an array of positions for each axis")
     rows, columns = positions
     fibres, column_at = np.unique(columns, return_inverse=True)
     at = (rows, *axes.fibres(columns))
@@ -108,14 +108,14 @@ def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
 
 
 def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Dataset:
-    """Draws of W, and of H at some fibres."""
+    """Return draws of W, and of H at some fibres."""
     row, column = factor_dims(group)
     shape = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
     if (group.sizes[row], group.sizes[column]) != shape:
         raise OptionError(
             f"the factors of this trace have {group.sizes[row]} and {group.sizes[column]} rows, "
-            f"and the tensor's {shape[0]} and {shape[1]}; pass the whole trace, and name cells by "
-            "their places along each axis"
+            f"but those of the tensor {shape[0]} and {shape[1]}; pass the full trace, and select "
+            "cells by positions along each axis"
         )
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
@@ -132,14 +132,13 @@ def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Da
 
 
 def level_scales(group: xr.Dataset, axes: Axes) -> list[xr.DataArray]:
-    """Find what gives all factors of a component the same sum over their rows, draw by draw.
+    """Return scales that give all factors of a component the same sum over rows, by draw.
 
     Returns
     -------
     list of DataArray
-        For each axis, (chain, draw, component): what its factor is to be multiplied with, so
-        that no mean changes. What is left to tell draws apart by are the order of components
-        and the factors themselves.
+        Multiplier of the factor of each axis, (chain, draw, component). Means do not change, and
+        only the order of components remains arbitrary.
     """
     sums = [part.sum(dim, dtype=np.float64) for part, dim in axis_factors(group, axes)]
     even: Any = 1.0
@@ -150,7 +149,7 @@ def level_scales(group: xr.Dataset, axes: Axes) -> list[xr.DataArray]:
 
 
 def rescaled(group: xr.Dataset, axes: Axes, scales: Sequence[xr.DataArray]) -> xr.Dataset:
-    """Multiply the factor of each axis with a number for each draw and component."""
+    """Multiply the factor of each axis with scales (chain, draw, component)."""
     W, *parts = (
         part * by.astype(part.dtype)
         for (part, _), by in zip(axis_factors(group, axes), scales, strict=True)
@@ -160,7 +159,7 @@ def rescaled(group: xr.Dataset, axes: Axes, scales: Sequence[xr.DataArray]) -> x
 
 
 def axis_factors(group: xr.Dataset, axes: Axes | None) -> list[tuple[xr.DataArray, str]]:
-    """Return the factor of each axis, W and H of a matrix, and the dimension of its rows."""
+    """Return the factor of each axis (W and H for a matrix), and the dimension of its rows."""
     row, column = factor_dims(group)
     if axes is None:
         return [(group["W"], row), (group["H"], column)]
@@ -170,11 +169,11 @@ def axis_factors(group: xr.Dataset, axes: Axes | None) -> list[tuple[xr.DataArra
 
 
 def compared(run: Run, axes: Axes) -> Run:
-    """Give the run as that of a matrix of some fibres, for what is compared between draws."""
+    """Return the run as that of a matrix of some fibres, for comparisons between draws."""
     many = math.prod(axes.sizes[1:])
     fibres = np.arange(many)
-    if many > MOST_COMPARED:
-        drawn = np.random.default_rng(0).integers(0, many, MOST_COMPARED)
+    if many > MAX_COMPARED:
+        drawn = np.random.default_rng(0).integers(0, many, MAX_COMPARED)
         fibres = np.unique(drawn)
     groups = {name: group for name, group in run.groups.items() if name != MONITOR}
     named = (FIBRE, [",".join(map(str, place)) for place in zip(*axes.fibres(fibres), strict=True)])
@@ -183,13 +182,13 @@ def compared(run: Run, axes: Axes) -> Run:
 
 
 def without_places(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of data without where several factors lie behind one another."""
+    """Return information on data without positions of concatenated factors."""
     gone = ("placed", "row_offsets", "column_offsets")
     return {name: value for name, value in data.items() if name not in gone}
 
 
 def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
-    """Give the run as that of a matrix, the unfolding along an axis: see `daskfactor.view`.
+    """Return the run of the unfolding along an axis, as that of a matrix; see `daskfactor.view`.
 
     Raises
     ------
@@ -202,8 +201,8 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
     others = tuple(m for m in range(len(axes.names)) if m != n)
     if "posterior" not in run:
         raise OptionError(
-            "an unfolding of a tensor is of draws, and this run kept moments only; run again with "
-            "keep='draws', or take monitored(trace)"
+            "the unfolding of a tensor needs draws, but the run stored only moments; run again "
+            "with keep='draws', or use monitored(trace)"
         )
     groups = {"posterior": _along(run.posterior, axes, n, others)}
     groups |= {group: run.group(group) for group in ("sample_stats", WARMUP) if group in run}
@@ -223,16 +222,16 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
 def attrs_of_part(
     run: Run, name: str, model: dict[str, Any], data: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the attributes of a part of a run, as those of a run of one matrix alone.
+    """Return the attributes of a part of a run, as those of a run of one matrix.
 
     Parameters
     ----------
     run
-        The whole.
+        Run of all parts.
     name
-        Of the part.
+        Name of the part.
     model, data
-        Its model, and what is known of its data other than of the whole.
+        Model of the part, and information on its data that differs from the run.
     """
     documents = {
         "model": model,
@@ -244,7 +243,7 @@ def attrs_of_part(
 
 
 def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr.Dataset:
-    """The factor of an axis as W, and all others' rows multiplied, in row-major order, as H."""
+    """Return the factor of an axis as W, and the Khatri-Rao product of the others as H."""
     row, column = factor_dims(group)
     W = group["W"].transpose("chain", "draw", "component", row).data
     H = group["H"].transpose("chain", "draw", "component", column).data

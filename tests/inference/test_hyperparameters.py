@@ -11,7 +11,7 @@ import daskfactor as dfac
 from daskfactor.errors import DaskfactorWarning, DataWarning, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.parameters import Parameter
-from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
+from daskfactor.inference.sampling import NOT_STARTED, ChainsRun, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import FactorModel, Learnt
 from daskfactor.results.run_writer import Sink
@@ -201,7 +201,7 @@ def test_chains_have_one_dispersion():
     model, sampler = dfac.TweedieNMF(2, beta=0.0), dfac.PSGLD(**WARM)
     with dfac.as_blocks(V, 2) as data:
         setting = Setting(data, model, sampler.kernel(model, data), options, SerialExecutor())
-        run = Run(setting, Sink(run_spec(setting, False)), lambda event: None)
+        run = ChainsRun(setting, Sink(run_spec(setting, False)), lambda event: None)
         run.restore({}, NOT_STARTED)
         run.go()
         phi = {chain.hyper.dispersion for chain in run.chains}

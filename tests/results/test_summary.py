@@ -12,7 +12,7 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.results.diagnose import addressed_cells, convergence, factor_series, trend
 from daskfactor.results.ranks import band, uniformity
-from daskfactor.results.trace import Law
+from daskfactor.results.trace import Symmetries
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
 from tests.results import particle_tree as particles
@@ -47,7 +47,7 @@ def series_of(W, H, law, seed=5, count=3, dims=("row", "column")):
 def test_functionals_are_what_their_names_say_and_cells_are_addressed():
     rng = np.random.default_rng(0)
     W, H = rng.random((1, 4, 6, 7)), rng.random((1, 4, 7, 9))
-    series = series_of(W, H, Law(np.arange(7), False, 7), dims=("gene", "day"))
+    series = series_of(W, H, Symmetries(np.arange(7), False, 7), dims=("gene", "day"))
     found, mu = {one.name: one.values for one in series}, W @ H
     assert_allclose(found["mu_mean"], mu.mean(axis=(2, 3)))
     assert_allclose(found["mu_norm"], np.linalg.norm(mu, axis=(2, 3)))
@@ -67,7 +67,7 @@ def test_functionals_are_what_their_names_say_and_cells_are_addressed():
 def test_functionals_of_signed_factors_do_not_see_a_sign():
     rng = np.random.default_rng(1)
     W, H = rng.normal(size=(1, 4, 6, 3)), rng.normal(size=(1, 4, 3, 9))
-    law = Law(np.arange(2), True, 2)  # the third stands for a bias
+    law = Symmetries(np.arange(2), True, 2)  # the third stands for a bias
     turn = np.array([-1.0, 1.0, 1.0])
     before, after = series_of(W, H, law), series_of(W * turn, H * turn[:, None], law)
     for old, new in zip(before, after, strict=True):
