@@ -667,21 +667,21 @@ ERRORS = {
         lambda _: sample(sparse.csr_array(V), unstored="missing"),
     ),
     "a store that exists": (
-        "pass another path, overwrite=True to replace it, or use daskfactor.resume to go on with",
+        "pass another path, overwrite=True to replace it, or continue it with daskfactor.resume",
         stored,
         lambda _: sample(store="other.zarr"),
         lambda _: stored(overwrite=True),
         lambda _: dfac.resume("r.zarr", draws=4, progressbar=False),
     ),
     "a store that exists, in the shell": (
-        "pass another path, --overwrite to replace it, or use daskfactor resume to go on with it",
+        "pass another path, --overwrite to replace it, or continue it with daskfactor resume",
         lambda: (fit("--overwrite", data=numbers()), fit()),
         lambda _: fit("--store", "other.zarr"),
         lambda _: fit("--overwrite"),
         lambda _: shell("resume", "r.zarr", "--draws", "4"),
     ),
     "a folder that is no run": (
-        "no run store that could be replaced; pass another path",
+        "not a run store that can be replaced; pass another path",
         lambda: (Path("x").mkdir(), text("", "x/y"), sample(store="x", overwrite=True)),
         lambda _: sample(store="other.zarr", overwrite=True),
     ),
@@ -796,7 +796,7 @@ ERRORS = {
         lambda _: dfac.predict(sample(), interval=0.9),
     ),
     "a position among labels": (
-        "for positions cut the trace: trace.isel({'column': ...})",
+        "for positions select from the trace, trace.isel({'column': ...})",
         lambda: dfac.predict(sample(LETTERS), columns=[0]),
         lambda _: dfac.predict(sample(LETTERS), columns=["a"]),
         lambda _: dfac.predict(sample(LETTERS).isel({"column": [0]})),

@@ -495,7 +495,7 @@ def test_losses_in_a_row_count_until_something_is_saved(monkeypatch):
         assert len(calls) < 9
         raise StateLost("as staged")
 
-    monkeypatch.setattr(sampling.Run, "_segment", lost)
+    monkeypatch.setattr(sampling.ChainsRun, "_segment", lost)
     executor = dfac.SerialExecutor()
     executor.max_losses = 2
     with pytest.raises(EngineError, match=r"lost 3 times in a row.* as staged"):

@@ -149,8 +149,8 @@ def test_advice_speaks_the_language_of_where_it_is_read():
     for python, shell in (
         ("Four chains: sample(..., chains=4).", "Four chains: daskfactor fit ... --chains 4."),
         ("Draw more: resume(..., draws=500).", "Draw more: daskfactor resume r.zarr --draws 500."),
-        ('Leave it, step="auto", or take sampler="auto".', "Leave it, or take --sampler auto."),
-        ('Keep draws: keep="draws".', "Keep draws: --keep draws."),
+        ('Choose it, step="auto", or use sampler="auto".', "Choose it, or use --sampler auto."),
+        ('Store draws: keep="draws".', "Store draws: --keep draws."),
         ("Read W through align(), which", "Read W through daskfactor.align in Python, which"),
     ):
         assert in_shell(python, "r.zarr") == shell

@@ -266,10 +266,10 @@ def _summary_table(
     attrs: Mapping[Any, Any], cache: "CachedSummary", store: str
 ) -> tuple[dict[str, Any], Any]:
     """Return the summary of a run as values and as a table."""
-    from daskfactor.results.describe import facts_of, told
+    from daskfactor.results.describe import description_lines, facts_of
 
     summary = facts_of(attrs, cache.measured, store)
-    lines = [*told(summary), *_lights(summary, cache, store)]
+    lines = [*description_lines(summary), *_lights(summary, cache, store)]
     if summary["resume"] is not None:
         lines.append(("to finish" if summary["unfinished"] else "more draws", summary["resume"]))
     return summary, o.facts(lines, title=store)

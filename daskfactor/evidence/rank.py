@@ -27,8 +27,8 @@ from daskfactor.inference.session import session
 from daskfactor.options import OnMatrix, split, verb
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
-from daskfactor.results.judged import Judged
 from daskfactor.results.pointwise import log_likelihood
+from daskfactor.results.verdict_dataset import VerdictDataset
 
 Vector = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ TITLES: Final = {
 """Titles of columns in print."""
 
 
-class Ranks(Judged):  # type: ignore[no-untyped-call]
+class Ranks(VerdictDataset):  # type: ignore[no-untyped-call]
     """Result of :func:`select_rank`: evidence and scores of every rank, and a verdict."""
 
     __slots__ = ()

@@ -25,7 +25,7 @@ from daskfactor.inference.bands import pieces_of, take_values
 from daskfactor.inference.base import Sampler, checked_sampler, longest_stride, reference_sampler
 from daskfactor.inference.langevin import coupled
 from daskfactor.inference.registry import algorithm_from_dict
-from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
+from daskfactor.inference.sampling import NOT_STARTED, ChainsRun, run_spec
 from daskfactor.inference.session import session_again
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.starts import factors_on_grid
@@ -33,14 +33,13 @@ from daskfactor.models import model_from_dict
 from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
-from daskfactor.results.diagnose import LEAST_DRAWS, all_series, effective_size
-from daskfactor.results.judged import Judged
+from daskfactor.results.diagnose import MIN_DRAWS, all_series, effective_size
 from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series
 from daskfactor.results.summary import is_biased
-from daskfactor.results.trace import Run as Result
-from daskfactor.results.trace import Trace, factors_of
+from daskfactor.results.trace import Run, Trace, factors_of
+from daskfactor.results.verdict_dataset import VerdictDataset
 
 Array = NDArray[np.float64]
 
@@ -51,7 +50,7 @@ CERTAIN: Final = 4.0
 KINDS: Final = ("density", "product", "scale")
 
 
-class Bias(Judged):  # type: ignore[no-untyped-call]
+class Bias(VerdictDataset):  # type: ignore[no-untyped-call]
     """Estimated errors of posterior means, and advice; :func:`discretization_bias` returns it."""
 
     __slots__ = ()
@@ -127,16 +126,16 @@ def discretization_bias(
     >>> sorted(bias)
     ['bias', 'error']
     """
-    result = Result.of(trace, "an estimate of its bias")
+    result = Run.of(trace, "an estimate of its bias")
     tree = result.tree
     if result.is_particles or not is_biased(result):
         raise OptionError(
             "the draws of this run have no bias of a finite step that could be estimated; "
             "discretization_bias takes runs of samplers such as PSGLD()"
         )
-    if tree["posterior"].sizes["draw"] < LEAST_DRAWS:
+    if tree["posterior"].sizes["draw"] < MIN_DRAWS:
         raise OptionError(
-            f"a bias is told in posterior standard deviations, which take {LEAST_DRAWS} draws of "
+            f"a bias is told in posterior standard deviations, which take {MIN_DRAWS} draws of "
             f"each chain or more, got {tree['posterior'].sizes['draw']}; pass the whole trace"
         )
     lengths = whole_number("draws", draws, 50), whole_number("tune", tune, 10)
@@ -213,7 +212,7 @@ def _track(tree: xr.DataTree, group: str, densities: list[list[float]]) -> xr.Da
     return xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
 
 
-class Continued(Run):
+class Continued(ChainsRun):
     """A run that keeps the log densities of all tracks at their draws: {track: (chain) -> lp}."""
 
     def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:

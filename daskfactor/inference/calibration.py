@@ -28,9 +28,9 @@ from daskfactor.options import Running, verb
 from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.random import Stream, generator, resolve_seed
 from daskfactor.results.diagnose import addressed_cells, effective_size
-from daskfactor.results.judged import Judged
 from daskfactor.results.ranks import Uniformity, uniformity
 from daskfactor.results.schema import BIASED, FEATURES
+from daskfactor.results.verdict_dataset import VerdictDataset
 
 Array = NDArray[Any]
 
@@ -58,7 +58,7 @@ CAUSES: Final = (
 """Likely causes, for a sampler without and with the bias of a finite step."""
 
 
-class Calibration(Judged):  # type: ignore[no-untyped-call]
+class Calibration(VerdictDataset):  # type: ignore[no-untyped-call]
     """Ranks, their tests and a verdict; :func:`calibrate` returns it."""
 
     __slots__ = ()

@@ -48,7 +48,7 @@ from daskfactor.results.finalize import close_run
 from daskfactor.results.metadata import FORMAT_VERSION
 from daskfactor.results.run_writer import Sink, reserved, sink_of
 from daskfactor.results.schema import BIASED, FEATURES, STEPS, RunSpec
-from daskfactor.results.summary import told_trend
+from daskfactor.results.summary import describe_trend
 
 if TYPE_CHECKING:
     from daskfactor.results.store import RunStore
@@ -312,7 +312,7 @@ def _note_device(store: "RunStore", executor: Executor) -> None:
 # -- the loop ------------------------------------------------------------------------------
 
 
-class Run:
+class ChainsRun:
     """The chains of a run on their way through its segments, and results as they come.
 
     Attributes
@@ -494,7 +494,7 @@ def _carry_out(
     complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
     if not complete:
         _announce_compilation(setting, on_event)
-    with closing(Run(setting, sink, on_event)) as run:
+    with closing(ChainsRun(setting, sink, on_event)) as run:
         run.restore(arrays, meta)
         run.go()
     if not complete:
@@ -511,13 +511,13 @@ def _carry_out(
     }
     close_run(sink, attrs)
     tree = sink.tree()
-    moving = None if complete else told_trend(tree)
+    moving = None if complete else describe_trend(tree)
     if moving is not None:
         warn(f"{moving}: tune longer", SamplingWarning)
     return tree
 
 
-def _report_trouble(run: Run) -> None:
+def _report_trouble(run: ChainsRun) -> None:
     """Warn of roll-backs, and of what the chains found of model and sampler; once per run."""
     rolled_back = sum(len(chain.divergences) for chain in run.chains)
     if rolled_back:

@@ -9,7 +9,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.results.components import Factor, told_quantity
+from daskfactor.results.components import Factor, format_quantity
 
 Array = NDArray[np.float64]
 Kind = Literal["picture", "map", "time", "curve", "bars", "names"]
@@ -107,7 +107,7 @@ def factor_axis(
     """
     labels, dim, count = factor.labels, factor.dim, factor.mean.shape[1]
     index = labels[dim] if dim in labels.coords else None
-    label = told_quantity({} if index is None else index.attrs, dim)
+    label = format_quantity({} if index is None else index.attrs, dim)
     grid = _pixels(image_shape, count) or _grid(labels, dim)
     kind = (show or {}).get(dim) or _kind(factor, index, grid if image_shape else None, grid)
     if kind not in KINDS:
@@ -197,7 +197,7 @@ def _grid(labels: xr.Dataset, dim: str) -> Grid | None:
     size = shape[0] * shape[1]
     if min(shape) < 2 or np.unique(at).size < at.size or at.size < MIN_FILL * size:
         return None
-    names = tuple(told_quantity(labels[name].attrs, str(name)) for name in pair)
+    names = tuple(format_quantity(labels[name].attrs, str(name)) for name in pair)
     are_pixels = all(
         one.dtype.kind in "iu" and not labels[n].attrs for one, n in zip(values, pair, strict=True)
     )

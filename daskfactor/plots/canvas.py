@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import require
 from daskfactor.errors import OptionError
 from daskfactor.publish import publishing
-from daskfactor.results.components import component_title, told_label
+from daskfactor.results.components import component_title, format_label
 from daskfactor.results.files import disk_errors
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def particle_names(table: xr.DataArray) -> list[str]:
 
 def short_label(label: Any, longest: int = 24) -> str:
     """Return a label, or the start and the end, where names differ, of one that is too long."""
-    text = " ".join(told_label(label).split()).replace("$", r"\$")
+    text = " ".join(format_label(label).split()).replace("$", r"\$")
     if len(text) <= longest:
         return text
     end = longest // 3

@@ -199,7 +199,7 @@ def particle_panel(
     """
     one_of("factor", factor, ("W", "H"))
     aligned = aligned_run(tree, "a panel of particles")
-    mass, law, draws = aligned.masses, aligned.law, aligned.posterior
+    mass, symmetries, draws = aligned.masses, aligned.symmetries, aligned.posterior
     rows = _positions(particles, mass)
     pairs = [
         next(each_draw(draws.isel(chain=[chain], draw=[draw])))
@@ -207,10 +207,10 @@ def particle_panel(
     ]
     chosen = component_positions(draws, components)
     if components is None:
-        shares = np.mean([intensity_shares(W, H, law.signed) for W, H in pairs], axis=0)
-        chosen = np.argsort(-shares, kind="stable")[:DEFAULT_COMPONENTS].tolist()
+        carried = np.mean([intensity_shares(W, H, symmetries.signed) for W, H in pairs], axis=0)
+        chosen = np.argsort(-carried, kind="stable")[:DEFAULT_COMPONENTS].tolist()
     values = np.array(
-        [unit_size((W.T if factor == "W" else H)[chosen], law.signed) for W, H in pairs]
+        [unit_size((W.T if factor == "W" else H)[chosen], symmetries.signed) for W, H in pairs]
     )
     entries = values.shape[2]
     if image_shape is not None and image_shape[0] * image_shape[1] != entries:

@@ -19,7 +19,7 @@ from daskfactor.results.coverage import held_out_coverage
 from daskfactor.results.files import disk_errors
 from daskfactor.results.finalize import facts
 from daskfactor.results.identifiability import component_swaps
-from daskfactor.results.trace import Run, Trace, as_tree, reads_here
+from daskfactor.results.trace import Run, Trace, as_tree, reads_in_threads
 
 SECTIONS: Final = {
     "verdict": "Verdict",
@@ -73,7 +73,7 @@ class Report:
         return f'<iframe srcdoc="{escape(self.html, quote=True)}" {frame}></iframe>'
 
 
-@reads_here
+@reads_in_threads
 def report(
     trace: Trace,
     path: str | PathLike[str] | None = None,

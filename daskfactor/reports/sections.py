@@ -14,8 +14,8 @@ from daskfactor.errors import OptionError
 from daskfactor.evidence.base import Evidence
 from daskfactor.plots import components as components_figure
 from daskfactor.plots import draw, plot_ranks
-from daskfactor.results.components import SURE, Components, Factor, told_label, told_quantity
-from daskfactor.results.describe import told as told_facts
+from daskfactor.results.components import SURE, Components, Factor, format_label, format_quantity
+from daskfactor.results.describe import description_lines
 from daskfactor.results.series import TITLES
 from daskfactor.results.summary import Summary, sections_of
 from daskfactor.results.trace import Run
@@ -173,7 +173,7 @@ def _coverage_cautions(coverage: xr.Dataset) -> list[str]:
 
 def data(about: Mapping[str, Any], content: Components) -> list[tuple[str, str]]:
     """Return size, missing cells, units and labels of the data."""
-    facts = dict(told_facts(about))
+    facts = dict(description_lines(about))
     rows, columns = about["data"]["shape"]
     missing = rows * columns - about["data"]["n_observed"]
     lines = [("size", facts["data"])]
@@ -190,14 +190,14 @@ def _label_ranges(factor: Factor) -> str:
     """Return the size and the coordinates of a dimension, each with its first and last label."""
     ranges = []
     for name, one in factor.labels.coords.items():
-        first, last = (told_label(one.values[at]) for at in (0, -1))
-        ranges.append(f"{told_quantity(one.attrs, str(name))}: {first} to {last}")
+        first, last = (format_label(one.values[at]) for at in (0, -1))
+        ranges.append(f"{format_quantity(one.attrs, str(name))}: {first} to {last}")
     return f"{factor.mean.shape[1]:,}; {'; '.join(ranges) or 'no labels'}"
 
 
 def settings(about: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return model, sampler, draws, time and versions."""
-    return [line for line in told_facts(about) if line[0] != "data"]
+    return [line for line in description_lines(about) if line[0] != "data"]
 
 
 def spread(content: Components) -> str:

@@ -1,12 +1,12 @@
-r"""Components under one name over draws and chains: permutation, sign and scale resolved.
+r"""Alignment of components over draws and chains: permutation, sign and scale.
 
 W, H here are one draw, (I, K) and (K, J). The cosine of two rank-one matrices is
 the product of the cosines of their factors,
 
 .. math:: \cos(w h^T, w' h'^T) = \cos(w, w') \cos(h, h'),
 
-which no scale and no common change of sign alters; the order that makes the sum of
-these largest is found by the Hungarian method. Masood and Doshi-Velez compare columns
+which does not depend on scales or a common change of sign; the Hungarian method finds the order
+that maximises their sum. Masood and Doshi-Velez compare columns
 of W alone, and minimise the sum of the angles between them (section 7.2, footnote 5).
 """
 
@@ -26,15 +26,15 @@ from daskfactor.results.schema import COARSE, MOMENTS, STEIN, component_labels, 
 from daskfactor.results.stacks import indexed
 from daskfactor.results.tensors import level_scales, rescaled
 from daskfactor.results.trace import (
-    Law,
     Run,
     Running,
+    Symmetries,
     Trace,
     Weights,
     batches_of_draws,
     each_draw,
     factors_of,
-    reads_here,
+    reads_in_threads,
     relative,
     weighted_batches,
 )
@@ -44,31 +44,31 @@ Factors = tuple[ArrayLike, ArrayLike]
 By = Literal["both", "w"]
 
 COARSE_GROUPS: Final = (COARSE, "alignment_coarse")
-"""Draws of a coarse chain, which an aligned trace does not have, and their alignment before."""
+"""Groups of the coarse chain, which an aligned trace does not have."""
 ROUNDS: Final = 6
-"""Passes over all draws after which the reference is taken as it is."""
+"""Largest number of passes over all draws that refine the reference."""
 _EACH: Final = ("chain", "draw", "component")
 
 
 class Reference(NamedTuple):
-    """What draws are compared with: columns of W, rows of H, of length one (or zero)."""
+    """Reference for the alignment: columns of W and rows of H, of length one (or zero)."""
 
     W: Array
     H: Array
 
 
 class Match(NamedTuple):
-    """How a draw has to be changed: W_k = W[:, permutation_k] factor_k, H_k likewise / factor_k.
+    """Alignment of a draw: W_k = W[:, permutation_k] factor_k, H_k = H[permutation_k] / factor_k.
 
     Attributes
     ----------
     permutation, factor, similarity
-        Over components, (K,); the similarity is cos(w) cos(h) of what is put there, or
-        cos(w) where W alone is compared.
+        Arrays over components, (K,); the similarity is cos(w) cos(h) with the reference, or
+        cos(w) if only W is compared.
     present
-        Whether any component of the draw has all these cosines at the threshold or above.
+        True if some component of the draw reaches the threshold in all these cosines.
     matched
-        Whether the one that is put there has.
+        True if the assigned component does.
     """
 
     permutation: NDArray[np.int64]
@@ -82,18 +82,23 @@ Matching = Callable[..., Match]
 
 
 def reference_from(W: Array, H: Array) -> Reference:
-    """The reference that a pair of factors is."""
+    """Return the reference of a pair of factors."""
     return Reference(unit(W, 0), unit(H, 1))
 
 
 def unit(factor: Array, axis: int) -> Array:
-    """The vectors along an axis made of length 1; of nothing but zeros as they are."""
+    """Normalise the vectors along an axis to length 1; zero vectors stay zero."""
     length = np.linalg.norm(factor, axis=axis, keepdims=True)
     return np.asarray(factor / np.where(length > 0, length, 1.0))
 
 
 def match(
-    W: Array, H: Array, reference: Reference, law: Law, threshold: float, by: By = "both"
+    W: Array,
+    H: Array,
+    reference: Reference,
+    symmetries: Symmetries,
+    threshold: float,
+    by: By = "both",
 ) -> Match:
     """Find the order, sign and scale of a draw, or of several.
 
@@ -102,79 +107,79 @@ def match(
     W, H
         The draws, (..., I, K) and (..., K, J).
     reference
-        Of the shape of one.
-    law
-        Which components may move.
+        Reference with the shape of one draw.
+    symmetries
+        Symmetries of the factorization.
     threshold
-        Cosine from which on a component is taken to be the reference's.
+        Least cosine similarity of a component with that of the reference.
     by
-        ``"both"``: the sum of the products of cosines is made largest; ``"w"``: the sum
-        of the angles between columns of W (their lines, where they have signs), least.
+        ``"both"`` maximises the sum of the products of cosines; ``"w"`` minimises the sum of the
+        angles between columns of W (between their lines, if they have signs).
 
     Returns
     -------
     Match
-        Of arrays (..., K).
+        Arrays have the shape (..., K).
     """
     count = W.shape[-1]
     cos_w = np.asarray(reference.W.T @ unit(W, -2), dtype=np.float64)
     cos_h = np.asarray(reference.H @ unit(H, -1).swapaxes(-1, -2), dtype=np.float64)
-    if by == "w":  # as if H were alike everywhere
-        cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
+    if by == "w":  # treat all H as equal
+        cos_h = np.where(cos_w < 0, -1.0, 1.0) if symmetries.signed else np.ones_like(cos_w)
     both = cos_w * cos_h
     cost = np.arccos(np.clip(both, -1.0, 1.0)) if by == "w" else -both
-    cost = np.nan_to_num(cost, nan=2.0)  # what is not finite resembles nothing
-    permutation = best_order(cost, law)
+    cost = np.nan_to_num(cost, nan=2.0)  # no similarity if not finite
+    permutation = best_order(cost, symmetries)
 
     def chosen(each: Array) -> Array:
         return np.asarray(np.take_along_axis(each, permutation[..., None], -1)[..., 0])
 
     factor = np.ones(permutation.shape)
-    if not law.simplex:  # both of one size
-        of_w, of_h = sizes(W, H, law.signed)
+    if not symmetries.simplex:  # give both the same size
+        of_w, of_h = sizes(W, H, symmetries.signed)
         usable = (of_w > 0) & (of_h > 0)
         ratio = np.where(usable, of_h, 1.0) / np.where(usable, of_w, 1.0)
         root = np.take_along_axis(np.sqrt(ratio), permutation, -1)
-        factor[..., law.free] = root[..., law.free]
-    if law.signed:
-        turned = (chosen(cos_w) + chosen(cos_h))[..., law.free] < 0
-        factor[..., law.free] *= np.where(turned, -1.0, 1.0)
+        factor[..., symmetries.free] = root[..., symmetries.free]
+    if symmetries.signed:
+        turned = (chosen(cos_w) + chosen(cos_h))[..., symmetries.free] < 0
+        factor[..., symmetries.free] *= np.where(turned, -1.0, 1.0)
     nearness = np.maximum(np.minimum(cos_w, cos_h), np.minimum(-cos_w, -cos_h))
     alike: NDArray[np.bool_] = np.asarray(nearness >= threshold)
     mine = np.zeros((count, count), dtype=bool)
-    mine[np.ix_(law.free, law.free)] = True
+    mine[np.ix_(symmetries.free, symmetries.free)] = True
     np.fill_diagonal(mine, True)
     present = np.asarray((alike & mine).any(axis=-1))
     return Match(permutation, factor, chosen(both), present, chosen(alike))
 
 
-def best_order(cost: Array, law: Law) -> NDArray[np.int64]:
-    """The order of components that makes the sum of costs (..., K, K) least; frozen ones stay."""
+def best_order(cost: Array, symmetries: Symmetries) -> NDArray[np.int64]:
+    """Return the order of components that minimises the sum of costs (..., K, K)."""
     order = np.broadcast_to(np.arange(cost.shape[-1]), cost.shape[:-1]).copy()
-    if law.free.size > 1:
-        inside = cost[..., law.free[:, None], law.free]
-        free = inside.reshape(-1, law.free.size, law.free.size)
-        best = [law.free[scipy.optimize.linear_sum_assignment(each)[1]] for each in free]
-        order[..., law.free] = np.reshape(best, (*order.shape[:-1], -1))
+    if symmetries.free.size > 1:
+        inside = cost[..., symmetries.free[:, None], symmetries.free]
+        free = inside.reshape(-1, symmetries.free.size, symmetries.free.size)
+        best = [symmetries.free[scipy.optimize.linear_sum_assignment(each)[1]] for each in free]
+        order[..., symmetries.free] = np.reshape(best, (*order.shape[:-1], -1))
     return order
 
 
 def sizes(W: Array, H: Array, signed: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sums over the columns of W and rows of H; their lengths where factors have signs."""
+    """Return the sums of columns of W and rows of H; their lengths if factors have signs."""
     if signed:
         W, H = W.astype(np.float64), H.astype(np.float64)
         return np.linalg.norm(W, axis=-2), np.linalg.norm(H, axis=-1)
     return W.sum(axis=-2, dtype=np.float64), H.sum(axis=-1, dtype=np.float64)
 
 
-def rearranged(W: Array, H: Array, found: Match) -> tuple[Array, Array]:
-    """Return draws in the reference's order, sign and scale; copies of the same dtype."""
-    factor, order = found.factor.astype(W.dtype), found.permutation
+def rearranged(W: Array, H: Array, match: Match) -> tuple[Array, Array]:
+    """Return copies of draws in the order, sign and scale of the reference."""
+    factor, order = match.factor.astype(W.dtype), match.permutation
     new_w = np.take_along_axis(W, order[..., None, :], -1) * factor[..., None, :]
     return new_w, np.take_along_axis(H, order[..., None], -2) / factor[..., None]
 
 
-@reads_here
+@reads_in_threads
 def align(
     trace: Trace,
     reference: Trace | xr.Dataset | Factors | None = None,
@@ -187,48 +192,44 @@ def align(
     .. math:: \pi = \arg\max_\pi \sum_k \cos(w_{\pi(k)}, w'_k) \cos(h_{\pi(k)}, h'_k),
         \qquad w_k \leftarrow c\, w_{\pi(k)}, \quad h_k \leftarrow h_{\pi(k)} / c
 
-    Every draw is matched with a reference W', H' by the Hungarian method, and c makes
-    sum_i W_ik equal to sum_j H_kj; where factors are real-valued, c makes their lengths
-    equal and its sign is that of the reference. Under a `SILFNMF` c is 1, since columns of W
-    add up to 1 there. WH of every draw stays what it was. Frozen components and biases keep
-    their place and scale. Without a reference, the other components come in the order of their
-    weight, that which carries most of the mean of WH first: these are the names of components
-    in figures, lists and reports. Particles count by their weight wherever draws are averaged.
+    The Hungarian method matches every draw with a reference W', H', and c makes sum_i W_ik
+    equal to sum_j H_kj; for real-valued factors c makes their lengths equal and has the sign of
+    the reference. For `SILFNMF` c is 1, since columns of W add up to 1. WH of every draw stays
+    the same. Frozen components and biases keep their position and scale. Without a reference,
+    the other components are sorted by their share of the mean of WH, the largest first: figures,
+    lists and reports use this order. Averages over particles use their weights.
 
     Parameters
     ----------
     trace
-        Result of a run that kept draws, or the path of its store; then the result is
-        as lazy as it was, and draws are read a few at a time.
+        Result of a run that kept draws, or the path of its store; the result is then lazy, and
+        draws are read a few at a time.
     reference
-        Factors to name the components after: a trace (aligned by itself first if it has
-        not been), a Dataset with ``W`` and ``H`` as :func:`optimize` returns it, or
-        a pair (W, H) of arrays (I, K) and (K, J). By default an iterated mean: it starts
-        at the draw with the highest ``lp`` (of particles: the largest weight), becomes the
-        mean over its chain, and then, for each component, the mean over the draws of all
-        chains in which it appears.
+        Factors that define the order: a trace (aligned first if necessary), a Dataset with
+        ``W`` and ``H`` as :func:`optimize` returns it, or a pair (W, H) of arrays (I, K) and
+        (K, J). By default an iterated mean: it starts with the draw of the highest ``lp`` (for
+        particles: the largest weight), continues with the mean over its chain, and then, for
+        each component, with the mean over the draws of all chains in which it appears.
     threshold
-        A component appears in a draw if some component of the draw has a cosine of
-        at least this with it in W and in H.
+        A component appears in a draw if some component of the draw has at least this cosine
+        similarity with it in W and in H.
     by
-        ``"both"``, or ``"w"`` to look at W alone, as the paper does with topics: the sum of
-        the angles between its columns is made least, and ``threshold`` is about W.
+        ``"both"``, or ``"w"`` to compare only W, as the paper does with topics: the sum of the
+        angles between its columns is minimised, and ``threshold`` applies to W.
 
     Returns
     -------
     DataTree
-        The trace with ``posterior`` aligned, ``posterior_moments`` taken anew from the aligned
-        draws, without ``posterior_coarse``, without ``stein`` if any particle's order changed, and
-        a group
-        ``alignment``: ``permutation`` (chain, draw, component), the position in the
-        input of what is now component k; ``factor`` (chain, draw, component), c above;
-        ``similarity`` (chain, draw, component), the product of the two cosines (the one of
-        W, if ``by="w"``);
-        ``share`` (component) and ``share_by_chain`` (chain, component), of the draws in
-        which the component appears (of particles, of their mass); ``drawn_position`` (chain,
-        draw, component) and ``drawn_scale`` (chain, draw, side, component), the position among
-        the components as the run drew them and what W and H (of a tensor, the factor of each
-        axis) were multiplied with since, also where a trace is aligned that has been before.
+        The trace with ``posterior`` aligned, ``posterior_moments`` of the aligned draws, without
+        ``posterior_coarse``, without ``stein`` if the order of any particle changed, and with a
+        group ``alignment``: ``permutation`` (chain, draw, component), the position of component
+        k in the input; ``factor`` (chain, draw, component), c above; ``similarity`` (chain,
+        draw, component), the product of the two cosines (only that of W, if ``by="w"``);
+        ``share`` (component) and ``share_by_chain`` (chain, component), the share of draws (or
+        of the mass of particles) in which the component appears; ``drawn_position`` (chain,
+        draw, component) and ``drawn_scale`` (chain, draw, side, component), the position in the
+        original draws and the factor that W and H (for a tensor, the factor of each axis) were
+        multiplied with since, also if the input was aligned already.
 
     Raises
     ------
@@ -237,9 +238,9 @@ def align(
 
     Notes
     -----
-    A mean over draws of W alone is meaningful after this, as far as ``share`` is
-    near 1. A component with a share of one over the number of chains is one that a
-    single chain has found. Masood and Doshi-Velez, section 7.2 and footnote 5, for ``by="w"``.
+    A mean of W over aligned draws is meaningful if ``share`` is near 1. A share of one over the
+    number of chains means that only one chain has the component. For ``by="w"``: Masood and
+    Doshi-Velez, section 7.2 and footnote 5.
 
     Examples
     --------
@@ -253,87 +254,87 @@ def align(
     ('chain', 'draw', 'component')
     """
     if not 0.0 < threshold <= 1.0:
-        raise OptionError(f"threshold is a cosine above 0 and up to 1, got {threshold!r}")
+        raise OptionError(f"threshold must be a cosine above 0 and up to 1, got {threshold!r}")
     one_of("by", by, ("both", "w"), ", the factors that are compared")
     run = Run.of(trace, "an alignment")
-    law, group, levels = run.law, run.posterior, None
+    symmetries, group, levels = run.symmetries, run.posterior, None
     if run.axes is not None:
         scales = level_scales(group, run.axes)
-        group, law = rescaled(group, run.axes, scales), law._replace(simplex=True)
+        group, symmetries = rescaled(group, run.axes, scales), symmetries._replace(simplex=True)
         levels = np.stack([one.transpose(*_EACH).values for one in scales], 2)
-    matching = partial(match, law=law, threshold=threshold, by=by)
+    matching = partial(match, symmetries=symmetries, threshold=threshold, by=by)
     if reference is None:
         target = _iterated_mean(run, group, matching)
     else:
-        target = _given(reference, group)
+        target = _checked_reference(reference, group)
     masses = relative(group, run.weights)
-    found, moments = _all_matches(group, masses, target, matching)
+    matches, moments = _all_matches(group, masses, target, matching)
     if reference is None:
-        order = _by_weight(run, moments, law)
-        found = Match._make(each[..., order] for each in found)
+        order = _order_by_weight(run, moments, symmetries)
+        matches = Match._make(each[..., order] for each in matches)
         moments = moments.isel(component=order).assign_coords(
-            {name: own for name, own in moments.coords.items() if "component" in own.dims}
+            {name: values for name, values in moments.coords.items() if "component" in values.dims}
         )
-    groups = {name: own for name, own in run.groups.items() if name not in COARSE_GROUPS}
+    groups = {name: values for name, values in run.groups.items() if name not in COARSE_GROUPS}
     before = since_drawn(groups["alignment"]) if run.is_aligned else None
-    groups["alignment"] = _described(group, masses, found, threshold, by).assign(
-        _drawn(found, levels, before)
+    groups["alignment"] = _alignment_group(group, masses, matches, threshold, by).assign(
+        _original_order(matches, levels, before)
     )
-    scales_of = found.factor, 1.0 / found.factor
-    groups["posterior"] = _moved(group, found.permutation, scales_of, law.signed)
-    groups[MOMENTS] = _with_unordered(moments, run.group(MOMENTS))
-    if (found.permutation != np.arange(found.permutation.shape[-1])).any():
-        groups.pop(STEIN, None)  # that was of the particles in their old order
+    scales_of = matches.factor, 1.0 / matches.factor
+    groups["posterior"] = _reordered(group, matches.permutation, scales_of, symmetries.signed)
+    groups[MOMENTS] = _with_other_moments(moments, run.group(MOMENTS))
+    if (matches.permutation != np.arange(matches.permutation.shape[-1])).any():
+        groups.pop(STEIN, None)  # it describes the particles in their old order
     return indexed(tree_of(groups, run.attrs))
 
 
 def as_drawn(tree: xr.DataTree) -> xr.DataTree:
-    """Return a trace in the order and scale in which its run drew it, without an alignment.
+    """Return a trace in the original order and scale of its draws, without an alignment.
 
-    A trace that is not aligned comes back as it is. Of an aligned one, entries differ from those
-    that were drawn by rounding; moments, which are those of aligned draws, are left out.
+    An unaligned trace is returned unchanged. Entries of an aligned one differ from the original
+    draws by rounding; the moments, which are those of aligned draws, are dropped.
     """
     run = Run(tree)
     if not run.is_aligned:
         return tree
     gone = (MOMENTS, "alignment", *COARSE_GROUPS)
-    groups = {name: own for name, own in run.groups.items() if name not in gone}
+    groups = {name: values for name, values in run.groups.items() if name not in gone}
     position, scale = since_drawn(run.group("alignment"))
     back = np.argsort(position, axis=-1)
     undo = 1.0 / np.take_along_axis(scale, back[:, :, None], -1)
     if run.axes is None:
         scales = undo[:, :, 0], undo[:, :, 1]
-        groups["posterior"] = _moved(run.posterior, back, scales, run.law.signed)
+        groups["posterior"] = _reordered(run.posterior, back, scales, run.symmetries.signed)
     else:
         ones = np.ones(back.shape)
-        moved = _moved(run.posterior, back, (ones, ones), run.law.signed)
-        each = [xr.DataArray(own, dims=_EACH) for own in np.moveaxis(undo, 2, 0)]
+        moved = _reordered(run.posterior, back, (ones, ones), run.symmetries.signed)
+        each = [xr.DataArray(values, dims=_EACH) for values in np.moveaxis(undo, 2, 0)]
         groups["posterior"] = rescaled(moved, run.axes, each)
     return tree_of(groups, tree.attrs)
 
 
-def _drawn(
-    found: Match, levels: Array | None, before: tuple[Array, Array] | None
+def _original_order(
+    matches: Match, levels: Array | None, before: tuple[Array, Array] | None
 ) -> dict[str, tuple[tuple[str, ...], Array, dict[str, str]]]:
-    """Describe where components were when the run drew them, and how their scale differs."""
-    order = found.permutation
-    scale = np.stack([found.factor, 1.0 / found.factor], 2) if levels is None else levels
+    """Return position and scale of components relative to the original draws, as variables."""
+    order = matches.permutation
+    scale = np.stack([matches.factor, 1.0 / matches.factor], 2) if levels is None else levels
     if levels is not None:
         scale = np.take_along_axis(scale, order[:, :, None], -1)
     if before is not None:
         order = np.take_along_axis(before[0], order, -1)
-        scale = scale * np.take_along_axis(before[1], found.permutation[:, :, None], -1)
-    told = "what each factor was multiplied with since it was drawn"
+        scale = scale * np.take_along_axis(before[1], matches.permutation[:, :, None], -1)
+    description = "what each factor was multiplied with since it was drawn"
     return {
         "drawn_position": (_EACH, order, {"description": "position as drawn by the run"}),
-        "drawn_scale": ((*_EACH[:2], "side", _EACH[2]), scale, {"description": told}),
+        "drawn_scale": ((*_EACH[:2], "side", _EACH[2]), scale, {"description": description}),
     }
 
 
 def since_drawn(alignment: xr.Dataset) -> tuple[Array, Array]:
-    """Positions of components as drawn, and scales (chain, draw, side, component) since then.
+    """Return original positions of components, and scales (chain, draw, side, component).
 
-    Alignments of version 0.1.0 tell those of the trace that was given.
+    Alignments of version 0.1.0 have those of their input.
     """
     if "drawn_scale" in alignment:
         scale = alignment["drawn_scale"].transpose(*_EACH[:2], "side", _EACH[2]).values
@@ -343,44 +344,46 @@ def since_drawn(alignment: xr.Dataset) -> tuple[Array, Array]:
     return order, np.stack([factor, 1.0 / factor], 2)
 
 
-def _moved(
+def _reordered(
     group: xr.Dataset, order: NDArray[np.int64], scales: tuple[Array, Array], signed: bool
 ) -> xr.Dataset:
-    """Give the components of draws another order, and W and H other scales.
+    """Reorder the components of draws, and rescale W and H.
 
-    What else a component has, such as its prior's rate, goes with it, in the scale drawn.
+    Other variables of components, such as prior rates, are reordered without rescaling.
     """
-    others = (key for key, own in group.data_vars.items() if "component" in own.dims)
+    others = (key for key, values in group.data_vars.items() if "component" in values.dims)
     parts = dict.fromkeys(map(str, others), np.ones(order.shape))
     parts |= dict(zip("WH", scales, strict=True))
-    if signed:  # links add to prior means of W; of gamma priors, to logarithms of these
+    if signed:  # links add to prior means of W, or to their logarithms for gamma priors
         links = dict(zip(("link_w", "link_h"), scales, strict=True))
         parts |= {link: scale for link, scale in links.items() if link in parts}
     return group.assign({n: _rearranged(group[n], order, scale) for n, scale in parts.items()})
 
 
-def _by_weight(run: Run, moments: xr.Dataset, law: Law) -> NDArray[np.int64]:
-    """The order in which components that may move carry less and less of the mean of WH."""
+def _order_by_weight(run: Run, moments: xr.Dataset, symmetries: Symmetries) -> NDArray[np.int64]:
+    """Return the order that sorts components by their share of the mean of WH."""
     W, H = run.mean_factors(moments)
-    of_w, of_h = sizes(W, H, law.signed)
+    of_w, of_h = sizes(W, H, symmetries.signed)
     order = np.arange(W.shape[1])
-    order[law.free] = law.free[np.argsort(-(of_w * of_h)[law.free], kind="stable")]
+    order[symmetries.free] = symmetries.free[
+        np.argsort(-(of_w * of_h)[symmetries.free], kind="stable")
+    ]
     return order
 
 
-def _with_unordered(moments: xr.Dataset, own: xr.Dataset) -> xr.Dataset:
-    """Moments of aligned draws, with those of the run that no order of components touches."""
-    kept = [name for name, of in own.data_vars.items() if "component" not in of.dims]
-    return moments.assign({name: own[name] for name in kept if name not in moments})
+def _with_other_moments(moments: xr.Dataset, run_moments: xr.Dataset) -> xr.Dataset:
+    """Add the moments of a run that do not depend on the order of components."""
+    names = [name for name, of in run_moments.data_vars.items() if "component" not in of.dims]
+    return moments.assign({name: run_moments[name] for name in names if name not in moments})
 
 
-def _given(reference: Any, group: xr.Dataset) -> Reference:
-    """The reference that the caller named, checked.
+def _checked_reference(reference: Any, group: xr.Dataset) -> Reference:
+    """Return the reference of an argument.
 
     Raises
     ------
     OptionError
-        If it is none, of another shape, or not finite.
+        If it has another type or shape, or is not finite.
     """
     if isinstance(reference, xr.DataTree | str | PathLike):
         aligned = aligned_run(reference, "an alignment")
@@ -408,14 +411,14 @@ def _given(reference: Any, group: xr.Dataset) -> Reference:
 
 
 def _best_draw(run: Run) -> tuple[int, int]:
-    """Positions of the chain and draw of most weight, then of highest density."""
+    """Return chain and draw with the largest weight, and of these the highest density."""
     draws, weights = run.posterior, run.weights
     shape = draws.sizes["chain"], draws.sizes["draw"]
     allowed = np.ones(shape, dtype=bool) if weights is None else weights == weights.max()
-    # Where no density is known: the last draw of the first chain, the first of most weight.
+    # Without a density: the last draw of the first chain, or the first of the largest weight.
     at = shape[1] - 1 if weights is None else int(allowed.argmax())
     if "lp" in run.stats:
-        # Of draws whose labels were changed nothing is found.
+        # Draws with changed labels have no density.
         lp = run.stats["lp"].reindex(chain=draws["chain"], draw=draws["draw"])
         density = np.where(allowed, lp.transpose("chain", "draw").values, np.nan)
         if np.isfinite(density).any():
@@ -424,38 +427,38 @@ def _best_draw(run: Run) -> tuple[int, int]:
 
 
 def _iterated_mean(run: Run, group: xr.Dataset, matching: Matching) -> Reference:
-    """The mean of the aligned draws, each component over the draws in which it appears."""
+    """Return the mean of the aligned draws; each component over the draws in which it appears."""
     chain, draw = _best_draw(run)
     alone, weights = group.isel(chain=[chain]), run.weights
     reference = reference_from(*next(each_draw(alone.isel(draw=[draw]))))
-    # The start is a single, noisy draw: every draw counts, however far from it.
+    # The first reference is a single, noisy draw, so that no threshold applies.
     every = partial(matching, threshold=-np.inf)
     of_chain = None if weights is None else weights[[chain]]
-    reference, _ = _round(alone, of_chain, reference, every)
+    reference, _ = _refine(alone, of_chain, reference, every)
     before: list[bytes] = []
     for _ in range(ROUNDS):
-        reference, orders = _round(group, weights, reference, matching)
+        reference, orders = _refine(group, weights, reference, matching)
         if orders == before:
             break
         before = orders
     return reference
 
 
-def _round(
+def _refine(
     group: xr.Dataset, weights: Weights | None, reference: Reference, matching: Matching
 ) -> tuple[Reference, list[bytes]]:
-    """The next reference, and the order of every draw with mass under this one."""
+    """Return the next reference, and the order of every draw with mass under the current one."""
     sum_w, sum_h = np.zeros(reference.W.shape), np.zeros(reference.H.shape)
     orders = []
     for (W, H), mass in weighted_batches(group, weights):
-        found = matching(W, H, reference)
-        new_w, new_h = rearranged(W, H, found)
-        weight = mass[:, None] * found.matched
+        matches = matching(W, H, reference)
+        new_w, new_h = rearranged(W, H, matches)
+        weight = mass[:, None] * matches.matched
         sum_w += np.einsum("dik,dk->ik", new_w, weight)
         sum_h += np.einsum("dkj,dk->kj", new_h, weight)
-        orders.append(found.permutation.tobytes())
+        orders.append(matches.permutation.tobytes())
     mean = reference_from(sum_w, sum_h)
-    # A component that no draw has any more stays what it was.
+    # Keep a component that no draw has any more.
     lost = ~(np.abs(sum_w).any(axis=0) & np.abs(sum_h).any(axis=1))
     mean.W[:, lost], mean.H[lost] = reference.W[:, lost], reference.H[lost]
     dtype = reference.W.dtype
@@ -465,7 +468,7 @@ def _round(
 def _all_matches(
     group: xr.Dataset, masses: Weights, reference: Reference, matching: Matching
 ) -> tuple[Match, xr.Dataset]:
-    """How every draw has to be changed, and the moments of the draws once they are."""
+    """Return the alignment of all draws, and the moments of the aligned draws."""
     factors = dict(zip("WH", factors_of(group), strict=True))
     matches, moments = [], []
     for at in range(group.sizes["chain"]):
@@ -480,30 +483,33 @@ def _all_matches(
             done += len(W)
         moments.append(running)
     stacked = (np.concatenate(one) for one in zip(*matches, strict=True))
-    found = Match(*(one.reshape(*masses.shape, -1) for one in stacked))
+    every = Match(*(one.reshape(*masses.shape, -1) for one in stacked))
     variables: dict[str, Any] = {"count": ("chain", (masses > 0).sum(axis=1))}
     for name, factor in factors.items():
-        own, dims = [running[name] for running in moments], ("chain", *factor.dims[2:])
-        means, spreads = (one.mean for one in own), (one.square / (one.total or 1.0) for one in own)
-        for told, of_chains in (("mean", means), ("var", spreads)):
+        accumulators, dims = [running[name] for running in moments], ("chain", *factor.dims[2:])
+        means, spreads = (
+            (one.mean for one in accumulators),
+            (one.square / (one.total or 1.0) for one in accumulators),
+        )
+        for suffix, of_chains in (("mean", means), ("var", spreads)):
             values = np.stack([each.astype(group["W"].dtype) for each in of_chains])
-            variables[f"{name}_{told}"] = dims, values
-    return found, xr.Dataset(variables, coords=group.drop_dims("draw").coords)
+            variables[f"{name}_{suffix}"] = dims, values
+    return every, xr.Dataset(variables, coords=group.drop_dims("draw").coords)
 
 
 def _permuted(values: Array, order: Array, by: Array) -> Array:
-    """Permute the last axis and multiply it, by a function of the module: graphs are pickled."""
+    """Permute and scale the last axis; at module level so that graphs can be pickled."""
     return np.asarray(np.take_along_axis(values, order, -1) * by.astype(values.dtype))
 
 
 def _rearranged(
     array: xr.DataArray, permutation: NDArray[np.int64], factor: NDArray[np.float64]
 ) -> xr.DataArray:
-    """Components in their new order and scale, (chain, draw, component); as lazy as it was."""
+    """Return an array with reordered and rescaled components; lazy if the input is."""
     changed: xr.DataArray = xr.apply_ufunc(
         _permuted,
         array if array.chunks is None else array.chunk(component=-1),
-        *(xr.DataArray(own, dims=_EACH) for own in (permutation, factor)),
+        *(xr.DataArray(values, dims=_EACH) for values in (permutation, factor)),
         input_core_dims=[["component"]] * 3,
         output_core_dims=[["component"]],
         dask="parallelized",
@@ -513,67 +519,72 @@ def _rearranged(
     return changed.transpose(*array.dims)
 
 
-def _described(
-    group: xr.Dataset, masses: Weights, found: Match, threshold: float, by: By
+def _alignment_group(
+    group: xr.Dataset, masses: Weights, matches: Match, threshold: float, by: By
 ) -> xr.Dataset:
-    """The group that tells what was done."""
+    """Return the group ``alignment``."""
 
     def share(axes: tuple[int, ...]) -> Weights:
         with np.errstate(invalid="ignore"):  # a chain without mass has none
-            held = (found.present * masses[..., None]).sum(axis=axes)
-            return np.asarray(held / np.asarray(masses.sum(axis=axes))[..., None])
+            mass_present = (matches.present * masses[..., None]).sum(axis=axes)
+            return np.asarray(mass_present / np.asarray(masses.sum(axis=axes))[..., None])
 
     cosine = "cosine with the reference in W" + (" times that in H" if by == "both" else "")
     appears = "draws in which the component appears"
     by_chain = ("chain", "component")
-    told = {
-        "permutation": (_EACH, "position in the input of what is now this component"),
-        "factor": (_EACH, "what its column of W was multiplied with, and its row of H divided by"),
+    descriptions = {
+        "permutation": (_EACH, "position of this component in the input"),
+        "factor": (_EACH, "factor of its column of W, and divisor of its row of H"),
         "similarity": (_EACH, cosine),
         "share": (("component",), f"share of all {appears}"),
         "share_by_chain": (by_chain, f"share of a chain's {appears}"),
     }
-    values = found._asdict() | {"share": share((0, 1)), "share_by_chain": share((1,))}
+    values = matches._asdict() | {"share": share((0, 1)), "share_by_chain": share((1,))}
     return xr.Dataset(
-        {name: (dims, values[name], {"description": doc}) for name, (dims, doc) in told.items()},
+        {
+            name: (dims, values[name], {"description": doc})
+            for name, (dims, doc) in descriptions.items()
+        },
         coords=group.drop_dims(set(group.dims) - set(_EACH)).coords,
         attrs={"threshold": threshold, "by": by},
     )
 
 
 def mean_and_sd(values: Array, weight: Array) -> tuple[Array, Array]:
-    """Over the first axis, with probability masses (M,)."""
+    """Return mean and standard deviation over the first axis, with masses (M,)."""
     mean = weight @ values
     return mean, np.sqrt(weight @ (values - mean) ** 2)
 
 
 def aligned_run(trace: Trace, purpose: str) -> Run:
-    """Read a trace that holds draws, aligned if it has not been."""
+    """Return a run with draws, aligned if it is not."""
     run = Run.of(trace, purpose)
     return run if run.is_aligned else Run(align(run.tree))
 
 
 def component_positions(group: xr.Dataset, component: Any) -> list[int]:
-    """Positions of the components of these labels; of all for None.
+    """Return positions of components by label; of all for None.
 
     Raises
     ------
     OptionError
         If there is no such component.
     """
-    known, called = group["component"].values.tolist(), component_labels(group)
+    labels, titles = group["component"].values.tolist(), component_labels(group)
     if component is None:
-        return list(range(len(known)))
-    wanted = np.atleast_1d(np.asarray(component)).tolist()
-    wanted = [known[called.index(one)] if one in called else one for one in wanted]
-    missing = [one for one in wanted if one not in known]
-    if missing or not wanted:
-        raise OptionError(f"there is no component {missing}; this trace has the components {known}")
-    return [known.index(one) for one in wanted]
+        return list(range(len(labels)))
+    requested = np.atleast_1d(np.asarray(component)).tolist()
+    requested = [labels[titles.index(one)] if one in titles else one for one in requested]
+    missing = [one for one in requested if one not in labels]
+    if missing or not requested:
+        raise OptionError(
+            f"there is no component {missing}; this trace has the components {labels}"
+        )
+    return [labels.index(one) for one in requested]
 
 
 def unit_size(components: NDArray[Any], signed: bool) -> Array:
-    """Components (K, n) that add up to 1 each, of length 1 if they are real-valued."""
+    """Normalise components (K, n) to sum 1, or to length 1 if they are real-valued."""
     values = components.astype(np.float64)
     if signed:
         return unit_length(values)
@@ -582,5 +593,5 @@ def unit_size(components: NDArray[Any], signed: bool) -> Array:
 
 
 def unit_length(components: NDArray[Any]) -> Array:
-    """Components (K, n) of length 1; of nothing but zeros as they are."""
+    """Normalise components (K, n) to length 1; zero components stay zero."""
     return unit(components.astype(np.float64), 1)

@@ -1,4 +1,4 @@
-"""Results in an AnnData, where scanpy looks for them: `obsm`, `varm` and `uns` under one key.
+"""Write results into an AnnData: `obsm`, `varm` and `uns` under one key, as scanpy does.
 
 W belongs to observations, H to variables; entries are matched by name.
 """
@@ -24,14 +24,14 @@ from daskfactor.results.components import factor_moments
 from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.summary import cached_summary
 from daskfactor.results.summary_cache import cached_in
-from daskfactor.results.trace import Run, Trace, reads_here
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 
 Array = NDArray[Any]
 
 KEY: Final = "dfac"
 SD: Final = "_sd"
 SIDES: Final = {"W": ("obsm", "obs", "observation"), "H": ("varm", "var", "variable")}
-"""Of each factor: where it goes, what names it, what one entry is called."""
+"""AnnData attribute, name axis and title of the entries of each factor."""
 
 
 class Side(NamedTuple):
@@ -43,7 +43,7 @@ class Side(NamedTuple):
 
 
 class AnnDataResult(NamedTuple):
-    """What a result says: its factors by name, and what goes into ``uns``."""
+    """Factors of a result by name, and its contents of ``uns``."""
 
     sides: dict[str, Side]
     uns: dict[str, Any]
@@ -63,29 +63,29 @@ def to_anndata(
     .. math:: \mathrm{obsm}_{ik} = \mathrm{E}[W_{ik}], \qquad
         \mathrm{varm}_{jk} = \mathrm{E}[H_{kj}]
 
-    of the components that :func:`align` makes, in its order and scale. Observations and
-    variables are matched by name, in whatever order and number they are in ``adata``.
+    in the order and scale of :func:`align`. Observations and variables are matched by name;
+    ``adata`` may have them in any order, and more or fewer of them.
 
     Parameters
     ----------
     trace
-        Result of a run or of :func:`stein_posterior`, or the path of its store; a point of
-        :func:`optimize`, which has no standard deviations; or what :func:`transform` gives
-        for new observations or variables, of an aligned trace, which has one side alone.
+        Result of a run or of :func:`stein_posterior`, or the path of its store; a point estimate
+        of :func:`optimize`, which has no standard deviations; or the result of :func:`transform`
+        for new observations or variables of an aligned trace, which has only one factor.
     adata
-        Any AnnData with those observations and variables, or some of them, or more: usually
-        the one that was sampled.
+        AnnData with at least some of these observations and variables, usually the one that
+        was sampled.
     key_added
-        Key in ``obsm``, ``varm`` and ``uns``; what is there is replaced.
+        Key in ``obsm``, ``varm`` and ``uns``; existing entries are replaced.
     evidence
-        Result of :func:`log_evidence` for this model, to go into ``uns``.
+        Result of :func:`log_evidence` for this model, to store in ``uns``.
     copy
-        Whether to return a copy with the result rather than change ``adata``.
+        Return a copy with the result and leave ``adata`` unchanged.
 
     Returns
     -------
     AnnData or None
-        The copy, if ``copy``; otherwise nothing, as from scanpy's functions.
+        The copy, if ``copy``; otherwise None, as for scanpy's functions.
 
     Raises
     ------
@@ -100,11 +100,10 @@ def to_anndata(
     ``varm[key + "_sd"]`` standard deviations. Variables that were not fitted, outside
     ``mask_var``, have a loading of 0, as in scanpy's PCA, and a standard deviation of NaN.
     Observations that the result lacks are NaN, with a warning. ``uns[key]`` holds ``params``
-    (model, sampler, draws, seed, layer, mask_var, version), ``weight`` (share of the data's mean
-    that each component carries), ``share`` (of the draws in which it appears), ``convergence``
-    (the lights of :func:`summarize` and its words) and ``evidence``. Biases of a
-    :class:`GaussianMF` are left out. Of a run that kept moments alone, components are those of
-    its first chain.
+    (model, sampler, draws, seed, layer, mask_var, version), ``weight`` (share of each component
+    in the mean of the data), ``share`` (of the draws in which it appears), ``convergence`` (the
+    lights and the text of :func:`summarize`) and ``evidence``. Biases of :class:`GaussianMF` are
+    omitted. A run that stored only moments contributes the components of its first chain.
 
     Examples
     --------
@@ -125,14 +124,14 @@ def to_anndata(
             f"{adata if isinstance(adata, str) else f'a {type(adata).__name__}'}; a file is "
             "annotated by the command daskfactor annotate"
         )
-    told = result_of(trace, evidence)
-    placed = matched(told, adata)
+    contents = result_of(trace, evidence)
+    placed = matched(contents, adata)
     if copy:
         adata = adata.to_memory() if adata.isbacked else adata.copy()
     for where, arrays in placed.items():
         for suffix, values in arrays.items():
             getattr(adata, where)[key_added + suffix] = values
-    adata.uns[key_added] = told.uns
+    adata.uns[key_added] = contents.uns
     return adata if copy else None
 
 
@@ -144,16 +143,16 @@ def annotate_file(
     *,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Write a result into a copy of a file of an AnnData, of which only names are read.
+    """Write a result into a copy of an AnnData file, of which only names are read.
 
-    Returns what went into ``uns``. ``target`` may be ``source`` itself.
+    Return the contents of ``uns``. ``target`` may be ``source`` itself.
 
     Raises
     ------
     DataError
         If there is no AnnData, or names do not match.
     StoreError
-        If something is there that may not be replaced, or it cannot be written.
+        If the target exists and may not be replaced, or cannot be written.
     """
     source, target = Path(source).expanduser(), Path(target).expanduser()
     file = open_annotated(str(source))
@@ -162,12 +161,12 @@ def annotate_file(
     check_free(target, overwrite, _is_annotated)
     if target.suffix != source.suffix:
         raise OptionError(f"{target} must end in {source.suffix}, as {source.name} does")
-    told = result_of(trace)
-    placed = matched(told, file)
+    result = result_of(trace)
+    placed = matched(result, file)
     with writing_errors(str(target)), publishing(target, overwrite, _is_annotated) as draft:
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, draft)
-        _write_elements(draft, key_added, placed, told.uns)
-    return told.uns
+        _write_elements(draft, key_added, placed, result.uns)
+    return result.uns
 
 
 def _is_annotated(path: str) -> bool:
@@ -177,7 +176,7 @@ def _is_annotated(path: str) -> bool:
 def _write_elements(
     path: Path, key: str, placed: dict[str, dict[str, Array]], uns: dict[str, Any]
 ) -> None:
-    """Add elements to a file, in place of those that have their names."""
+    """Write elements into a file; elements of the same names are replaced."""
     io = require("anndata.io", "anndata", "AnnData files")
     elements = [
         (where, key + suffix, values)
@@ -203,50 +202,54 @@ def _write_elements(
 
 
 def _consolidate(path: Path) -> None:
-    """Write the index of a zarr store anew, if it has one: readers see nothing else."""
+    """Update consolidated metadata of a zarr store, if it has them: readers use nothing else."""
     import zarr
 
     root = zarr.open_group(store=str(path), mode="r")
     if root.metadata.consolidated_metadata is not None:
         import warnings
 
-        with warnings.catch_warnings():  # that the index is no part of the format, yet
+        with (
+            warnings.catch_warnings()
+        ):  # consolidated metadata are not part of the specification yet
             warnings.simplefilter("ignore")
             zarr.consolidate_metadata(str(path), zarr_format=root.metadata.zarr_format)
 
 
-@reads_here
+@reads_in_threads
 def result_of(result: Any, evidence: Any = None) -> AnnDataResult:
-    """Components of a result, and what is to be said of it."""
+    """Return factors and metadata of a result."""
     if isinstance(result, xr.DataArray):
-        told = _of_new(result)
+        contents = _of_new(result)
     elif isinstance(result, xr.Dataset) and {"W", "H"} <= set(result.data_vars):
         run = Run(result)
         run.require_matrix("to_anndata")
-        told = _of_point(run)
+        contents = _of_point(run)
     else:
         run = Run.of(result)
         run.require_matrix("to_anndata")
-        told = _of_trace(run)
+        contents = _of_trace(run)
     if evidence is not None:
         names = ("value", "standard_error", "discretization_error")
-        told.uns["evidence"] = {
-            name: float(own) for name in names if (own := getattr(evidence, name, None)) is not None
+        contents.uns["evidence"] = {
+            name: float(number)
+            for name in names
+            if (number := getattr(evidence, name, None)) is not None
         }
-    return told
+    return contents
 
 
 def _of_trace(run: Run) -> AnnDataResult:
-    """Of draws, aligned, or of moments alone."""
+    """Return the result of aligned draws, or of moments."""
     aligned = Run(align(run.tree)) if run.has_draws and not run.is_aligned else run
     if MOMENTS not in aligned:
-        raise OptionError("this run has no draws yet, and an AnnData needs some; resume it first")
+        raise OptionError("the run has no draws yet; resume it before writing an AnnData")
     moments, together = aligned.group(MOMENTS), aligned.is_aligned
     count = _n_components(run, moments.sizes["component"])
     dtype, sides = np.dtype(run.attrs.get("dtype", "float32")), {}
     for name, dim in zip("WH", aligned.dims, strict=True):
-        own = factor_moments(aligned, name, None if together else 0)
-        mean, sd = (one[:count].T.astype(dtype) for one in own)
+        mean_and_sd = factor_moments(aligned, name, None if together else 0)
+        mean, sd = (one[:count].T.astype(dtype) for one in mean_and_sd)
         sides[name] = Side(_names(moments, dim), mean, sd)
     uns = _params(run, sides)
     if together:
@@ -259,7 +262,7 @@ def _of_trace(run: Run) -> AnnDataResult:
 
 
 def _of_point(run: Run) -> AnnDataResult:
-    """Of a point estimate, which knows no spread."""
+    """Return the result of a point estimate, without standard deviations."""
     point: Any = run.tree
     count, sides = _n_components(run, point.sizes["component"]), {}
     for name in "WH":
@@ -270,18 +273,18 @@ def _of_point(run: Run) -> AnnDataResult:
 
 
 def _of_new(new: xr.DataArray) -> AnnDataResult:
-    """Of factors of new rows, or columns: draws, by weight if they have any, or a mean."""
+    """Return the result of factors of new rows, or columns: (weighted) draws or a mean."""
     rest = [dim for dim in new.dims if dim not in ("chain", "draw", "component")]
     if new.name not in SIDES or "component" not in new.dims or len(rest) != 1:
         raise OptionError(
-            f"an array {new.name!r} with the dimensions {', '.join(map(str, new.dims))} holds no "
-            "factors; pass what transform() returned"
+            f"an array {new.name!r} with the dimensions {', '.join(map(str, new.dims))} has no "
+            "factors; pass the result of transform()"
         )
     over = [dim for dim in ("chain", "draw") if dim in new.dims]
     if over and not new.attrs.get("aligned", 1):
         raise OptionError(
-            "these are draws under a trace that is not aligned, whose components may change places "
-            "from draw to draw, so that they have no mean; pass transform(align(trace), ...)"
+            "these draws belong to an unaligned trace, whose components may swap places between "
+            "draws, so that a mean has no meaning; pass transform(align(trace), ...)"
         )
     factors = [str(label).isdecimal() for label in component_labels(new)]  # no biases
     values = new.isel(component=factors).transpose(..., rest[0], "component").astype(np.float64)
@@ -292,31 +295,31 @@ def _of_new(new: xr.DataArray) -> AnnDataResult:
         masses = new.coords.get("weight", masses).reset_coords(drop=True)
         weighted = values.weighted(masses)
         mean, sd = (
-            own.values.astype(new.dtype) for own in (weighted.mean(over), weighted.std(over))
+            moment.values.astype(new.dtype) for moment in (weighted.mean(over), weighted.std(over))
         )
         side = Side(_names(new, rest[0]), mean, sd)
     return AnnDataResult({str(new.name): side}, _params(Run(new), {}), None)
 
 
 def _names(group: Any, dim: Any) -> Array | None:
-    """Labels of rows, or columns, as text."""
+    """Return labels of rows, or columns, as text."""
     return None if dim not in group.coords else np.array([*map(str, group[dim].values)], object)
 
 
 def _n_components(run: Run, width: int) -> int:
-    """How many of the columns of W are no biases."""
+    """Return the number of columns of W without biases."""
     return width if run.model is None else min(int(run.model.n_components), width)
 
 
 def _source(run: Run) -> dict[str, Any]:
-    """What a result says of the layer and the variables that it was made from."""
+    """Return layer and variables of the AnnData that a result was made from."""
     return dict(run.document("run").get("source", {}))
 
 
 def _params(run: Run, sides: dict[str, Side]) -> dict[str, Any]:
-    """What ``uns`` holds of how a result was made: only what all versions of anndata can write."""
+    """Return settings of a result for ``uns``, in types that all versions of anndata write."""
     attrs, model, sampler = run.attrs, run.document("model"), run.document("sampler")
-    known = {
+    params = {
         "model": model.get("type"),
         "model_settings": json.dumps(model) if model else None,
         "sampler": sampler.get("type", attrs.get("method")),
@@ -326,7 +329,7 @@ def _params(run: Run, sides: dict[str, Side]) -> dict[str, Any]:
         **{name: _source(run).get(name) for name in ("layer", "mask_var")},
         "dispersion": attrs.get("dispersion"),
     }
-    params = {name: value for name, value in known.items() if value is not None}
+    params = {name: value for name, value in params.items() if value is not None}
     if not sides:
         return {"params": params}
     W, H = sides["W"].mean.astype(np.float64), sides["H"].mean.astype(np.float64).T
@@ -336,15 +339,15 @@ def _params(run: Run, sides: dict[str, Side]) -> dict[str, Any]:
     return {"params": params, "weight": weight / (weight.sum() or 1.0)}
 
 
-def matched(told: AnnDataResult, adata: Any) -> dict[str, dict[str, Array]]:
-    """Arrays of the length of an AnnData's axes, by where they go and what is added to the key."""
-    found: dict[str, dict[str, Array]] = {}
-    for name, side in told.sides.items():
+def matched(result: AnnDataResult, adata: Any) -> dict[str, dict[str, Array]]:
+    """Return arrays that match the axes of an AnnData, by attribute and suffix of the key."""
+    columns: dict[str, dict[str, Array]] = {}
+    for name, side in result.sides.items():
         where, axis, entry = SIDES[name]
         names = np.array([*map(str, getattr(adata, f"{axis}_names"))], object)
         masked = None
-        if name == "H" and told.mask_var is not None and told.mask_var in adata.var.columns:
-            masked = np.asarray(adata.var[told.mask_var])
+        if name == "H" and result.mask_var is not None and result.mask_var in adata.var.columns:
+            masked = np.asarray(adata.var[result.mask_var])
         at = positions(side, names, axis, masked)
         missing = at < 0
         if name == "W" and missing.any():
@@ -353,14 +356,14 @@ def matched(told: AnnDataResult, adata: Any) -> dict[str, dict[str, Array]]:
                 f"{len(side.mean)} of the result; their rows of {where} are NaN",
                 DataWarning,
             )
-        found[where] = {"": _spread(side.mean, at, np.nan if name == "W" else 0.0)}
+        columns[where] = {"": _spread(side.mean, at, np.nan if name == "W" else 0.0)}
         if side.sd is not None:
-            found[where][SD] = _spread(side.sd, at, np.nan)
-    return found
+            columns[where][SD] = _spread(side.sd, at, np.nan)
+    return columns
 
 
 def _spread(values: Array, at: NDArray[np.int64], fill: float) -> Array:
-    """Rows at their places in the AnnData; ``fill`` where it has more."""
+    """Return rows in the order of the AnnData; ``fill`` for names that the result lacks."""
     out = np.full((at.size, values.shape[1]), fill, values.dtype)
     out[at >= 0] = values[at[at >= 0]]
     return out
@@ -369,36 +372,35 @@ def _spread(values: Array, at: NDArray[np.int64], fill: float) -> Array:
 def positions(
     side: Side, names: Array, axis: str, masked: Array | None = None
 ) -> NDArray[np.int64]:
-    """Row of the result for each name of an AnnData, -1 where it has none.
+    """Return the row of the result for each name of an AnnData, -1 if it has none.
 
     Raises
     ------
     DataError
-        If they cannot be matched.
+        If names cannot be matched.
     """
-    count, own = len(side.mean), side.names
-    if own is None:
+    count, labels = len(side.mean), side.names
+    if labels is None:
         if count != names.size:
             raise DataError(
-                f"the result has {count} rows for {axis} without names, and the AnnData has "
-                f"{names.size}; pass the AnnData itself to sample, or as_blocks, so that names "
-                "are kept"
+                f"the result has {count} rows for {axis} without names, but the AnnData has "
+                f"{names.size}; pass the AnnData itself to sample or as_blocks to keep names"
             )
         return np.arange(count)
-    if masked is not None and masked.dtype == bool and np.array_equal(own, names[masked]):
+    if masked is not None and masked.dtype == bool and np.array_equal(labels, names[masked]):
         return np.where(masked, np.cumsum(masked) - 1, -1)
-    found, sides = match_labels(names, own), (f"{axis}_names of the AnnData", "the result")
-    if len(found.unmatched) == count:
+    places, sides = match_labels(names, labels), (f"{axis}_names of the AnnData", "the result")
+    if len(places.unmatched) == count:
         raise DataError(
-            f"none of the {count} names that the result has for {axis} ({own[0]!r}, ...) is among "
+            f"none of the {count} names of the result for {axis} ({labels[0]!r}, ...) is in "
             f"{axis}_names of the AnnData ({names[0] if names.size else 'none'!r}, ...); pass the "
             "AnnData that was sampled, with observations as rows"
         )
-    for what, twice in zip(sides, found.repeated, strict=True):
+    for what, twice in zip(sides, places.repeated, strict=True):
         if twice is not None:
             raise DataError(
-                f"{what} has the name {twice!r} more than once, and in another order than the "
-                f"other side, so that names cannot be matched; call adata.{axis}_names_make_unique("
+                f"{what} has the name {twice!r} more than once, and the order of both sides "
+                f"differs, so that names cannot be matched; call adata.{axis}_names_make_unique("
                 ") before sampling"
             )
-    return found.at
+    return places.at

@@ -1,13 +1,13 @@
-r"""Search the best columns of every row by a score over all draws, where a bound does not rule out.
+r"""Search the best columns of every row by a score over all draws, skipping cells by a bound.
 
 With draws of one row, a = (a_1, ..., a_D), and of one column, b, all of K components one after
 another, the scores are functions of
 
     mu_d = a_d . b_d,    mean = sum_d w_d mu_d,    quantile of mu_d at a level
 
-and an upper bound of the score of every cell is known beforehand. A cell whose bound is below the
-n-th best score of its row so far cannot be among the n best. Of equal scores the column that comes
-first is better, so that the result does not depend on the order in which cells are looked at.
+and every cell has an upper bound of its score. A cell whose bound is below the n-th best score of
+its row cannot be among the n best. Ties go to the column with the smaller number, so that the
+result does not depend on the order of the search.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 @jit
 def means_of_draws(a: Array, b: Array, out: Wide) -> None:
-    """mu_d of one cell, (D,), from its row's and its column's draws, (D * K,), double precision."""
+    """Compute mu_d of one cell, (D,), from draws of its row and its column, (D * K,)."""
     width = a.size // out.size
     for d in range(out.size):
         total = 0.0
@@ -47,7 +47,7 @@ def means_of_cells(rows: Array, columns: Array, out: Wide) -> None:
 
 @jit_exact
 def mean_of(mu: Wide, weights: Wide) -> float:
-    """Sum of w_d mu_d."""
+    """Return the sum of w_d mu_d."""
     total = 0.0
     for d in range(mu.size):
         total += weights[d] * mu[d]
@@ -56,10 +56,10 @@ def mean_of(mu: Wide, weights: Wide) -> float:
 
 @jit_exact
 def quantile_of(mu: Wide, weights: Wide, level: float, equal: bool, order: Ints) -> float:
-    """Quantile at a level, as `results.predictive_moments` has it; ``mu`` is left sorted.
+    """Return a quantile as defined in `results.predictive_moments`; sorts ``mu`` in place.
 
-    Of draws with ``equal`` weights, the usual one, linear between draws; else the mean of the
-    inverse distribution function over a window whose width is one over the effective number.
+    With ``equal`` weights, interpolate linearly between draws; otherwise average the inverse
+    distribution function over a window with a width of one over the effective number of draws.
     """
     count = mu.size
     if equal:
@@ -68,7 +68,7 @@ def quantile_of(mu: Wide, weights: Wide, level: float, equal: bool, order: Ints)
         below = int(place)
         above = min(below + 1, count - 1)
         return float(mu[below] + (place - below) * (mu[above] - mu[below]))
-    for d in range(count):  # few draws have weight: insertion is enough
+    for d in range(count):  # insertion sort, as few draws have weight
         at = d
         while at > 0 and mu[order[at - 1]] > mu[d]:
             order[at] = order[at - 1]
@@ -89,28 +89,28 @@ def quantile_of(mu: Wide, weights: Wide, level: float, equal: bool, order: Ints)
 
 
 @jit_exact
-def is_among(numbers: Ints, low: int, high: int, wanted: int) -> bool:
-    """Whether a number is among ascending ones from ``low`` up to ``high``."""
+def is_among(numbers: Ints, low: int, high: int, number: int) -> bool:
+    """Return True if a number is among the ascending ones from ``low`` up to ``high``."""
     stop = high
     while low < stop:
         middle = (low + stop) // 2
-        if numbers[middle] < wanted:
+        if numbers[middle] < number:
             low = middle + 1
         else:
             stop = middle
-    return bool(low < high and numbers[low] == wanted)
+    return bool(low < high and numbers[low] == number)
 
 
 @jit_exact
-def insert(scores: Wide, found: Ints, score: float, column: int) -> None:
-    """Put a column in its place among the n best of a row, of which the last one falls out."""
+def insert(scores: Wide, columns: Ints, score: float, column: int) -> None:
+    """Insert a column into the n best of a row, and drop the last one."""
     at = scores.size - 1
     while at > 0 and (
-        score > scores[at - 1] or (score == scores[at - 1] and column < found[at - 1])
+        score > scores[at - 1] or (score == scores[at - 1] and column < columns[at - 1])
     ):
-        scores[at], found[at] = scores[at - 1], found[at - 1]
+        scores[at], columns[at] = scores[at - 1], columns[at - 1]
         at -= 1
-    scores[at], found[at] = score, column
+    scores[at], columns[at] = score, column
 
 
 @jit_exact
@@ -125,11 +125,11 @@ def search(
     starts: Ints,
     excluded: Ints,
     scores: Wide,
-    found: Ints,
+    best: Ints,
     mu: Wide,
     order: Ints,
 ) -> int:
-    """Bring the n best columns of some rows up to date with some more columns.
+    """Update the n best columns of some rows with more columns.
 
     Parameters
     ----------
@@ -138,22 +138,22 @@ def search(
     rows, columns : (R, D * K), (C, D * K)
         Draws of the factors.
     numbers : (C,)
-        What the columns are called.
+        Numbers of the columns.
     weights : (D,)
-        Masses of the draws, which add up to 1; ``equal`` if they are.
+        Masses of the draws, which add up to 1; ``equal`` if all are the same.
     level
-        Of the quantile that is the score; negative: the score is the mean.
+        Level of the quantile that is the score; negative if the score is the mean.
     starts, excluded : (R + 1,), (E,)
-        The columns that each row leaves out, in ascending order.
-    scores, found : (R, n)
-        The best so far, from the best on; minus infinity and -1 where there are none.
+        Excluded columns of each row, in ascending order.
+    scores, best : (R, n)
+        Best scores and columns so far, in descending order; minus infinity and -1 if missing.
     mu, order : (D,)
-        Room.
+        Scratch arrays.
 
     Returns
     -------
     int
-        How many scores were computed.
+        Number of computed scores.
     """
     looked, last = 0, scores.shape[1] - 1
     for r in range(bounds.shape[0]):
@@ -169,8 +169,8 @@ def search(
             else:
                 score = quantile_of(mu, weights, level, equal, order)
             looked += 1
-            if score > least or (score == least and numbers[c] < found[r, last]):
-                insert(scores[r], found[r], score, numbers[c])
+            if score > least or (score == least and numbers[c] < best[r, last]):
+                insert(scores[r], best[r], score, numbers[c])
                 least = scores[r, last]
     return looked
 
@@ -188,7 +188,7 @@ def describe(
     mu: Wide,
     order: Ints,
 ) -> None:
-    """Mean, standard deviation and quantiles at two levels of some cells, (p, 4)."""
+    """Compute mean, standard deviation and two quantiles of some cells, (p, 4)."""
     for p in range(row_at.size):
         means_of_draws(rows[row_at[p]], columns[column_at[p]], mu)
         mean, square = mean_of(mu, weights), 0.0
@@ -196,6 +196,6 @@ def describe(
             square += weights[d] * (mu[d] - mean) ** 2
         out[p, 0], out[p, 1] = mean, np.sqrt(square)
         out[p, 2] = quantile_of(mu, weights, levels[0], equal, order)
-        if not equal:  # else they are sorted by now, which changes nothing
+        if not equal:  # equal weights do not depend on the order of the draws
             means_of_draws(rows[row_at[p]], columns[column_at[p]], mu)
         out[p, 3] = quantile_of(mu, weights, levels[1], equal, order)

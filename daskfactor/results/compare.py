@@ -1,4 +1,4 @@
-"""How far particles are from each other, and what each says: components, entries, scores.
+"""Comparisons of particles: components, distances, largest entries, scores.
 
 Masses are those of `daskfactor.results.trace.Run.masses`. The paper's letters are A for W
 and W for H.
@@ -28,29 +28,29 @@ from daskfactor.results.align import (
     unit_size,
 )
 from daskfactor.results.tensors import axis_spans
-from daskfactor.results.trace import Law, Run, Trace, each_draw, reads_here
+from daskfactor.results.trace import Run, Symmetries, Trace, each_draw, reads_in_threads
 
 Array = NDArray[np.float64]
 Side = Literal["W", "H"]
 
 APPEARS: Final = 0.8
-"""Cosine from which on a component is one of the alignment's, where that does not say."""
+"""Least cosine similarity of a component, if the alignment does not record its threshold."""
 BLOCK_BYTES: Final = 2**26
-"""Of particles, and of a table of angles between their components, at a time."""
+"""Bytes of particles, or of a table of angles between their components, at a time."""
 
 
-@reads_here
+@reads_in_threads
 def component_variability(trace: Trace) -> xr.Dataset:
-    r"""How much each component differs between particles.
+    r"""Measure how much each component varies between particles.
 
     .. math:: \bar a_k \propto \sum_m p_m\, w^{(m)}_k / \|w^{(m)}_k\|, \qquad
         \bar\alpha_k = \sum_m p_m \angle(w^{(m)}_k, \bar a_k), \qquad
         s_k = \frac{\sum_{ij} w_{ik} h_{kj}}{\sum_{ijk'} w_{ik'} h_{k'j}}
 
-    The mean direction :math:`\bar a_k` is taken over the particles in which the component
-    appears to its alignment, so that it is that of one mode, and angles from it over all of
-    them. The same for rows of H. Where factors are real-valued, s is the share of the sum of
-    squares.
+    The mean direction :math:`\bar a_k` is that of the particles in which the component appears
+    according to the alignment, and so of one mode; angles from it are averaged over all
+    particles. Rows of H are treated likewise. For real-valued factors, s is the share of the
+    sum of squares.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def component_variability(trace: Trace) -> xr.Dataset:
         Over ``component``: ``angle_w`` and ``angle_h`` (degrees) with ``angle_w_sd`` and
         ``angle_h_sd``; ``share`` of the particles in which both angles are within the
         threshold of the alignment; ``intensity`` and ``intensity_sd``, s above. Means and
-        standard deviations are of the particles with their masses, not of an estimate.
+        standard deviations are those of the weighted particles, not of an estimate.
 
     Raises
     ------
@@ -86,22 +86,22 @@ def component_variability(trace: Trace) -> xr.Dataset:
     ['angle_h', 'angle_h_sd', 'angle_w', 'angle_w_sd', 'intensity', 'intensity_sd', 'share']
     """
     run = aligned_run(trace, "the spread of components")
-    group, found = run.posterior, run.group("alignment")
-    threshold = float(found.attrs.get("threshold", APPEARS))
+    group, alignment = run.posterior, run.group("alignment")
+    threshold = float(alignment.attrs.get("threshold", APPEARS))
     weight = run.masses.values.reshape(-1)
-    similarity = found["similarity"].transpose("chain", "draw", "component").values
+    similarity = alignment["similarity"].transpose("chain", "draw", "component").values
     counted = similarity.reshape(weight.size, -1) >= threshold**2
     counted |= ~(counted & (weight > 0)[:, None]).any(axis=0)
     mean_w, mean_h = (np.zeros(()) for _ in range(2))
-    for own, on, (W, H) in zip(weight, counted, each_draw(group), strict=True):
-        mean_w = mean_w + own * on[:, None] * unit_length(W.T)
-        mean_h = mean_h + own * on[:, None] * unit_length(H)
+    for mass, appears, (W, H) in zip(weight, counted, each_draw(group), strict=True):
+        mean_w = mean_w + mass * appears[:, None] * unit_length(W.T)
+        mean_h = mean_h + mass * appears[:, None] * unit_length(H)
     angles = np.empty((2, *counted.shape))
     intensity, spans = np.empty(counted.shape), axis_spans(run, group)
     for number, (W, H) in enumerate(each_draw(group)):
         angles[0, number] = angle_between(W.T, mean_w)
         angles[1, number] = angle_between(H, mean_h)
-        intensity[number] = intensity_shares(W, H, run.law.signed, spans)
+        intensity[number] = intensity_shares(W, H, run.symmetries.signed, spans)
     limit = np.degrees(np.arccos(threshold))
     variables = {"share": weight @ (angles <= limit + 1e-6).all(axis=0)}
     for name, values in (("angle_w", angles[0]), ("angle_h", angles[1]), ("intensity", intensity)):
@@ -116,7 +116,7 @@ def component_variability(trace: Trace) -> xr.Dataset:
     )
 
 
-@reads_here
+@reads_in_threads
 def pairwise_distances(
     trace: Trace,
     of: Literal["W", "H", "both"] = "W",
@@ -125,16 +125,15 @@ def pairwise_distances(
     metric: Literal["angle", "euclidean"] = "angle",
     most: int = 200,
 ) -> xr.DataArray:
-    r"""How far every two particles are from each other: the diversity of a posterior.
+    r"""Compute the distances between all pairs of particles: the diversity of a posterior.
 
     .. math:: d(x, y) = \min_\pi \frac1K \sum_k \angle(w^x_k, w^y_{\pi(k)}), \qquad
         d(x, y) = \Big( \min_\pi \sum_k \|w^x_k - w^y_{\pi(k)}\|^2 \Big)^{1/2}
 
-    the second for ``metric="euclidean"``, where columns of W are first made to add up to 1
-    (to have length 1 where factors are real-valued) and rows of H take what they are
-    divided by. So neither order nor scale nor sign of components matters. Frozen components
-    keep their place and scale. Any two particles are matched with each other, not with a
-    reference.
+    the second for ``metric="euclidean"``, where columns of W are first scaled to sum 1 (to
+    length 1 if factors are real-valued) and rows of H are multiplied with the divisor. So the
+    order, scale and sign of components do not matter. Frozen components keep their position and
+    scale. Each pair of particles is matched directly, without a reference.
 
     Parameters
     ----------
@@ -142,16 +141,16 @@ def pairwise_distances(
         Result of a run that kept draws, or the path of its store, read a block of draws at
         a time; it need not be aligned.
     of
-        ``"W"``, ``"H"``, or ``"both"``: a component's angle is then the mean of both, and one
-        order is found for both.
+        ``"W"``, ``"H"``, or ``"both"``: the angle of a component is then the mean of both, with
+        one order for both.
     aligned
-        Whether to look for the best order and sign; False takes those of the trace.
+        Find the best order and sign of each pair; False uses those of the trace.
     metric
         ``"angle"``, in degrees, or ``"euclidean"``, without unit of W and in the unit of the
         data of H; the two have no sum.
     most
-        Largest number of draws that are compared: of more, one in two, in three and so on
-        is. Time grows with the square of their number.
+        Largest number of draws to compare; of more draws, every second, third and so on is
+        used. Time grows with the square of this number.
 
     Returns
     -------
@@ -190,29 +189,33 @@ def pairwise_distances(
             'or of="H", or metric="angle"'
         )
     run = Run.of(trace, "distances between draws")
-    group, law = run.posterior, run.law
+    group, symmetries = run.posterior, run.symmetries
     total = group.sizes["chain"] * group.sizes["draw"]
     step = -(-total // most)
     if step > 1:
         warnings.warn(
-            f"of the {total} draws one in {step} is compared; pass most={total} for all of them",
+            f"only one in {step} of the {total} draws is compared; pass most={total} for all",
             SamplingWarning,
             stacklevel=3,
         )
     chosen = np.arange(0, total, step)
     table = np.zeros((chosen.size, chosen.size))
-    movable = np.isin(np.arange(law.components), law.free) & (law.signed and aligned)
-    either = movable[:, None] & movable  # pairs of components that may change their sign
-    parts = _blocks(group, law, chosen.size)
+    movable = np.isin(np.arange(symmetries.components), symmetries.free) & (
+        symmetries.signed and aligned
+    )
+    either = movable[:, None] & movable  # pairs of components without a fixed sign
+    parts = _blocks(group, symmetries, chosen.size)
     for number, x in enumerate(parts):
-        mine = _read(group, law, sides[of], angle, chosen[x])
+        mine = _read(group, symmetries, sides[of], angle, chosen[x])
         for y in parts[number:]:
-            theirs = mine if y == x else _read(group, law, sides[of], angle, chosen[y])
+            theirs = mine if y == x else _read(group, symmetries, sides[of], angle, chosen[y])
             pairs = zip(mine, theirs, strict=True)
             costs = np.mean([_table(one, other, angle, either) for one, other in pairs], axis=0)
             if angle:  # one sign for W and H
                 costs = np.where(either, np.minimum(costs, 180.0 - costs), costs)
-            table[x, y] = [[_least(cost, law, angle, aligned) for cost in row] for row in costs]
+            table[x, y] = [
+                [_least(cost, symmetries, angle, aligned) for cost in row] for row in costs
+            ]
             table[y, x] = table[x, y].T
     np.fill_diagonal(table, 0.0)
     chain, draw = np.divmod(chosen, group.sizes["draw"])
@@ -224,9 +227,9 @@ def pairwise_distances(
     return xr.DataArray(table, coords, ("draw", "other_draw"), name="distance", attrs=attrs)
 
 
-def _blocks(group: xr.Dataset, law: Law, count: int) -> list[slice]:
-    """Parts of the draws, so few at a time that they and a table of two parts fit."""
-    K = law.components
+def _blocks(group: xr.Dataset, symmetries: Symmetries, count: int) -> list[slice]:
+    """Return parts of the draws that fit in memory, together with a table of two parts."""
+    K = symmetries.components
     length = sum(
         group[side].isel(chain=0, draw=0).size // group.sizes["component"] for side in "WH"
     )
@@ -235,47 +238,51 @@ def _blocks(group: xr.Dataset, law: Law, count: int) -> list[slice]:
 
 
 def _read(
-    group: xr.Dataset, law: Law, sides: tuple[Side, ...], angle: bool, chosen: NDArray[np.int64]
+    group: xr.Dataset,
+    symmetries: Symmetries,
+    sides: tuple[Side, ...],
+    angle: bool,
+    chosen: NDArray[np.int64],
 ) -> list[Array]:
-    """Components (draw, K, n) of the chosen draws, a comparison's factors in its scale."""
+    """Return components (draw, K, n) of the chosen draws, scaled for the comparison."""
     chains, draws = np.divmod(chosen, group.sizes["draw"])
-    found: list[list[Array]] = [[] for _ in sides]
+    components: list[list[Array]] = [[] for _ in sides]
     for chain in np.unique(chains):
         part = group.isel(chain=[int(chain)], draw=draws[chains == chain])
         for W, H in each_draw(part):
             values = {"W": W.T.astype(np.float64), "H": H.astype(np.float64)}
             if not angle:
                 size = np.ones(len(H))
-                size[law.free] = sizes(W, H, law.signed)[0][law.free]
+                size[symmetries.free] = sizes(W, H, symmetries.signed)[0][symmetries.free]
                 size = np.where(size > 0, size, 1.0)[:, None]
                 values = {"W": values["W"] / size, "H": values["H"] * size}
-            for out, side in zip(found, sides, strict=True):
-                own = values[side][: law.components]
-                out.append(unit_length(own) if angle else own)
-    return [np.stack(out) for out in found]
+            for out, side in zip(components, sides, strict=True):
+                vectors = values[side][: symmetries.components]
+                out.append(unit_length(vectors) if angle else vectors)
+    return [np.stack(out) for out in components]
 
 
 def _table(left: Array, right: Array, angle: bool, either: NDArray[np.bool_]) -> Array:
-    """Angles, or squared distances, of all pairs of components of two blocks: (x, y, K, K)."""
+    """Return angles, or squared distances, of all pairs of components: (x, y, K, K)."""
     (x, K, n), y = left.shape, len(right)
     products = (left.reshape(-1, n) @ right.reshape(-1, n).T).reshape(x, K, y, K).swapaxes(1, 2)
-    own, other = (np.einsum("mkn,mkn->mk", one, one) for one in (left, right))
-    own, other = own[:, None, :, None], other[None, :, None, :]
+    norms, other_norms = (np.einsum("mkn,mkn->mk", one, one) for one in (left, right))
+    norms, other_norms = norms[:, None, :, None], other_norms[None, :, None, :]
     if angle:
         angles = np.degrees(np.arccos(np.clip(products, -1.0, 1.0)))
-        return np.where((own == 0) & (other == 0), 0.0, angles)
-    return np.asarray(own + other - 2.0 * np.where(either, np.abs(products), products))
+        return np.where((norms == 0) & (other_norms == 0), 0.0, angles)
+    return np.asarray(norms + other_norms - 2.0 * np.where(either, np.abs(products), products))
 
 
-def _least(cost: Array, law: Law, angle: bool, aligned: bool) -> float:
-    """Distance of two particles from the costs (K, K) of their components."""
-    order = best_order(cost, law) if aligned else np.arange(law.components)
-    total = float(cost[np.arange(law.components), order].sum())
-    return total / law.components if angle else max(total, 0.0) ** 0.5
+def _least(cost: Array, symmetries: Symmetries, angle: bool, aligned: bool) -> float:
+    """Return the distance of two particles from the costs (K, K) of their components."""
+    order = best_order(cost, symmetries) if aligned else np.arange(symmetries.components)
+    total = float(cost[np.arange(symmetries.components), order].sum())
+    return total / symmetries.components if angle else max(total, 0.0) ** 0.5
 
 
 def angle_between(left: NDArray[Any], right: NDArray[Any]) -> Array:
-    """Angles in degrees between components (K, n); between nothing and something 90."""
+    """Return angles in degrees between components (K, n); 90 to a zero component."""
     u, v = unit_length(left), unit_length(right)
     apart, together = np.linalg.norm(u - v, axis=1), np.linalg.norm(u + v, axis=1)
     return np.asarray(np.degrees(2.0 * np.arctan2(apart, together)))
@@ -284,12 +291,12 @@ def angle_between(left: NDArray[Any], right: NDArray[Any]) -> Array:
 def intensity_shares(
     W: NDArray[Any], H: NDArray[Any], signed: bool, spans: Sequence[slice] = (slice(None),)
 ) -> Array:
-    """Share of the total intensity that each component carries, (K,).
+    """Return the share of each component in the total intensity, (K,).
 
-    ``spans`` are the columns of H of each further axis of a tensor.
+    ``spans`` are the columns of H for each further axis of a tensor.
     """
     parts = [sizes(W, H[:, span], signed) for span in spans]
-    of_w, of_h = parts[0][0], np.prod([own for _, own in parts], axis=0)
+    of_w, of_h = parts[0][0], np.prod([size for _, size in parts], axis=0)
     each = (of_w * of_h) ** (2 if signed else 1)
     total = float(each.sum())
     return np.asarray(each / total) if total > 0 else np.full(each.shape, 1.0 / each.size)
@@ -298,7 +305,7 @@ def intensity_shares(
 Score = Callable[[NDArray[Any], NDArray[Any]], float | Mapping[str, float]]
 
 
-@reads_here
+@reads_in_threads
 def top_entries(
     trace: Trace,
     count: int = 15,
@@ -306,36 +313,36 @@ def top_entries(
     component: Any = None,
     labels: Hashable | ArrayLike | None = None,
 ) -> xr.Dataset:
-    r"""The largest entries of every component in every particle: words, genes, pixels, days.
+    r"""Return the largest entries of every component in every particle: words, genes, pixels.
 
     .. math:: a_{ik} = w_{ik} / \textstyle\sum_{i'} w_{i'k}, \qquad
         {\rm share}_{ik} = \sum_m p_m\, [\, a^{(m)}_{ik} \text{ is among the largest} \,]
 
-    with the masses :math:`p_m` of the particles, components aligned; a row of H likewise.
-    Real-valued factors are put to length 1, and the largest are those of largest size.
+    with the masses :math:`p_m` of the particles, components aligned; likewise for rows of H.
+    Real-valued factors are scaled to length 1 and ranked by absolute value.
 
     Parameters
     ----------
     trace
         Result of a run that kept draws, or the path of its store; aligned if it is not.
     count
-        How many entries of each component.
+        Number of entries for each component.
     factor
         ``"W"``, entries by row of the data, or ``"H"``, by column.
     component
         Label of a component, or several of them; all by default.
     labels
-        What entries are called: one name for each row (or column), or the name of a
-        coordinate of them; by default the labels of that dimension, else positions.
+        Names of the entries: one for each row (or column), or the name of a coordinate; by
+        default the labels of the dimension, otherwise positions.
 
     Returns
     -------
     Dataset
-        Over (chain, draw, component, rank), so that ``.to_dataframe()`` is a table of it:
+        Over (chain, draw, component, rank), so that ``.to_dataframe()`` returns a table:
         ``label`` and ``value`` (a above, without unit) of the entry; ``share`` of the
-        particles in which it is among the largest of that component, an entry of 0 never
-        being so; ``mean``, its value averaged over all particles. The coordinate ``weight``
-        (chain, draw) is the particle's mass.
+        particles in which it is nonzero and among the largest of that component; ``mean``, its
+        value averaged over all particles. The coordinate ``weight`` (chain, draw) is the mass
+        of the particle.
 
     Raises
     ------
@@ -344,8 +351,8 @@ def top_entries(
 
     References
     ----------
-    Masood and Doshi-Velez, figure 5. In how many components of each particle a word comes
-    up, figure 7, is ``(top["label"] == word).any("rank").sum("component")``.
+    Masood and Doshi-Velez, figure 5. The number of components of each particle that contain a
+    word (figure 7) is ``(top["label"] == word).any("rank").sum("component")``.
 
     Examples
     --------
@@ -371,13 +378,13 @@ def top_entries(
     value = np.empty(at.shape)
     share, mean = np.zeros((width, group.sizes[dim])), np.zeros((width, group.sizes[dim]))
     for where, (W, H) in zip(np.ndindex(mass.shape), each_draw(group), strict=True):
-        entries = unit_size((W.T if factor == "W" else H)[chosen], run.law.signed)
+        entries = unit_size((W.T if factor == "W" else H)[chosen], run.symmetries.signed)
         weight = mass.values[where]
         mean += weight * entries
-        for k, own in enumerate(entries):
-            best = _largest(np.abs(own), count)
-            at[(*where, k)], value[(*where, k)] = best, own[best]
-            share[k, best[own[best] != 0.0]] += weight
+        for k, entry_values in enumerate(entries):
+            best = _largest(np.abs(entry_values), count)
+            at[(*where, k)], value[(*where, k)] = best, entry_values[best]
+            share[k, best[entry_values[best] != 0.0]] += weight
     each = np.arange(width)[:, None]
     dims = ("chain", "draw", "component", "rank")
     return xr.Dataset(
@@ -397,30 +404,30 @@ def top_entries(
     )
 
 
-@reads_here
+@reads_in_threads
 def downstream(
     trace: Trace, score: Score, *, best: Literal["highest", "lowest"] = "highest"
 ) -> xr.Dataset:
-    """How well every particle serves a purpose: a score of its factors, particle by particle.
+    """Compute a score of the factors for every particle, such as that of a downstream task.
 
     Parameters
     ----------
     trace
         Result of a run that kept draws, or the path of its store, read a few draws at a
-        time; components come in the trace's own order, see :func:`align`.
+        time; components are in the order of the trace, see :func:`align`.
     score
-        Called with W (I, K) and H (K, J) of one particle; returns a number, or several of
-        them under their names, such as one for each class.
+        Function of W (I, K) and H (K, J) of one particle that returns a number, or several
+        numbers by name, such as one for each class.
     best
-        Whether the highest or the lowest score is the best.
+        ``"highest"`` or ``"lowest"``, the best score.
 
     Returns
     -------
     Dataset
-        ``value`` (chain, draw, score), in the score's unit; over ``score``: ``mean`` and
-        ``sd`` over particles with their masses, ``best``, the best value, and ``best_chain``
-        and ``best_draw``, the particle that has it. A value that is not a number makes mean
-        and sd none. The coordinate ``weight`` (chain, draw) is the particle's mass.
+        ``value`` (chain, draw, score), in the unit of the score; over ``score``: weighted
+        ``mean`` and ``sd`` over particles, ``best``, the best value, and ``best_chain`` and
+        ``best_draw``, its particle. Mean and sd are NaN if a value is. The coordinate
+        ``weight`` (chain, draw) is the mass of the particle.
 
     Raises
     ------
@@ -443,14 +450,14 @@ def downstream(
     >>> dfac.downstream(trace, error, best="lowest")["score"].dims
     ('score',)
 
-    How well classes are told from the weights of their columns, with scikit-learn::
+    Quality of a classification of columns by their weights, with scikit-learn::
 
         def auc(W, H):
-            found = cross_val_predict(
+            probabilities = cross_val_predict(
                 LogisticRegression(), H.T, topics, cv=5, method="predict_proba"
             )
             return {
-                name: roc_auc_score(topics == name, found[:, k])
+                name: roc_auc_score(topics == name, probabilities[:, k])
                 for k, name in enumerate(np.unique(topics))
             }
 
@@ -461,24 +468,24 @@ def downstream(
     run = Run.of(trace, "a score of every draw")
     run.require_matrix("downstream")
     mass = run.masses
-    found = [_scores_of(score(W, H)) for W, H in each_draw(run.posterior)]
-    names = list(found[0])
-    if any(set(one) != set(names) for one in found):
+    scores = [_scores_of(score(W, H)) for W, H in each_draw(run.posterior)]
+    names = list(scores[0])
+    if any(set(one) != set(names) for one in scores):
         raise OptionError(
             "score must return the same names for every particle, got "
-            f"{sorted(set().union(*found))} in some and fewer in others; return NaN for a score "
-            "that one particle does not have"
+            f"{sorted(set().union(*scores))} in some and fewer in others; return NaN for a "
+            "missing score"
         )
-    values = np.array([[one[name] for name in names] for one in found])
+    values = np.array([[one[name] for name in names] for one in scores])
     mean, sd = mean_and_sd(values, mass.values.reshape(-1))
     signed = values if best == "highest" else -values
-    known = ~np.isnan(values)
-    if not known.any(axis=0).all():
-        lost = names[int(np.flatnonzero(~known.any(axis=0))[0])]
+    valid = ~np.isnan(values)
+    if not valid.any(axis=0).all():
+        lost = names[int(np.flatnonzero(~valid.any(axis=0))[0])]
         raise OptionError(
             f"the score {lost!r} is not a number for any particle; check its function"
         )
-    at = np.where(known, signed, -np.inf).argmax(axis=0)
+    at = np.where(valid, signed, -np.inf).argmax(axis=0)
     chain, draw = np.unravel_index(at, mass.shape)
     return xr.Dataset(
         {
@@ -494,7 +501,7 @@ def downstream(
 
 
 def _largest(values: Array, count: int) -> NDArray[np.int64]:
-    """Positions of the largest values in descending order; of equal ones the first."""
+    """Return positions of the largest values in descending order; ties go to the first."""
     if count < values.size:
         least = np.partition(values, values.size - count)[values.size - count]
         among = np.flatnonzero(values >= least)
@@ -505,15 +512,15 @@ def _largest(values: Array, count: int) -> NDArray[np.int64]:
 
 
 def _entry_labels(group: xr.Dataset, dim: str, labels: Any) -> NDArray[Any]:
-    """One label for every entry along a dimension of the data."""
+    """Return a label for every entry along a dimension of the data."""
     if labels is None:
         return np.asarray(group[dim].values)
     if isinstance(labels, str):
         fitting = [str(name) for name, one in group.coords.items() if one.dims == (dim,)]
         if labels not in fitting:
             raise OptionError(
-                f"labels={labels!r} is no coordinate of {dim!r}, which has {fitting}; name one of "
-                "them, or pass the labels themselves"
+                f"labels={labels!r} is not a coordinate of {dim!r}, which has {fitting}; pass one "
+                "of these names, or the labels"
             )
         return np.asarray(group[labels].values)
     names = np.asarray(labels)
@@ -525,15 +532,15 @@ def _entry_labels(group: xr.Dataset, dim: str, labels: Any) -> NDArray[Any]:
     return names
 
 
-def _scores_of(found: Any) -> dict[str, float]:
-    """Scores of one particle under their names."""
-    named = found if isinstance(found, Mapping) else {"score": found}
+def _scores_of(result: Any) -> dict[str, float]:
+    """Return the scores of one particle by name."""
+    named = result if isinstance(result, Mapping) else {"score": result}
     try:
         scores = {str(name): float(value) for name, value in named.items()}
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"score must return a number or a dict of numbers by name, got {found!r}"
+            f"score must return a number or a dict of numbers by name, got {result!r}"
         ) from error
     if not scores:
-        raise OptionError("score returned no scores, an empty dict; return at least one number")
+        raise OptionError("score returned an empty dict; return at least one number")
     return scores

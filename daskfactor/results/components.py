@@ -1,14 +1,14 @@
-r"""Components of a result as people are shown them: named, by weight, in the unit of the data.
+r"""Components of a result for display: named, sorted by weight, in the unit of the data.
 
-The scale of a component is shared out between its column of W and its row of H at will. Here
-columns of W have mean 1 (root mean square 1, where factors have signs), so that rows of H are
-in the unit of the data:
+The scale of a component is arbitrary between its column of W and its row of H. Here columns of W
+have mean 1 (root mean square 1 if factors have signs), so that rows of H are in the unit of the
+data:
 
 .. math:: w_{ik} \to w_{ik} / c_k, \qquad h_{kj} \to c_k h_{kj}, \qquad
     c_k = \frac1I \sum_i \mathrm{E}[w_{ik}]
 
-and a row of H is what the component adds to a column of the data, in the mean over rows. The
-further axes of a tensor, which H holds one after another, share c evenly.
+and a row of H is the contribution of the component to a column of the data, averaged over rows.
+The further axes of a tensor, which are concatenated in H, share c evenly.
 """
 
 from typing import Any, NamedTuple
@@ -30,13 +30,13 @@ from daskfactor.results.trace import Run, Trace, as_tree
 Array = NDArray[np.float64]
 
 INTERVAL = 0.9
-"""Probability of the intervals that are shown."""
+"""Probability of the displayed intervals."""
 SURE = 0.95
-"""Share of draws from which on a component is in about all of them."""
+"""Share of draws above which a component counts as present in nearly all draws."""
 
 
 class Factor(NamedTuple):
-    """One factor, scaled as above.
+    """Factor with the scale above.
 
     Attributes
     ----------
@@ -45,13 +45,13 @@ class Factor(NamedTuple):
     dim
         Dimension of the data.
     labels
-        Its coordinates.
+        Coordinates of this dimension.
     mean
-        (component, entry).
+        Posterior means, (component, entry).
     variance
-        Of the same shape; None of a point estimate.
+        Posterior variances of the same shape; None for a point estimate.
     nonnegative
-        Whether values cannot be below zero.
+        True if values cannot be negative.
     """
 
     name: str
@@ -62,57 +62,57 @@ class Factor(NamedTuple):
     nonnegative: bool
 
     def interval(self, component: int, at: Any = slice(None)) -> tuple[Array, Array] | None:
-        """Ends of the interval of some entries, from a law with their mean and variance."""
+        """Return the interval of some entries from a distribution with their mean and variance."""
         if self.variance is None:
             return None
         mean, variance = self.mean[component, at], self.variance[component, at]
         return matched_interval(mean, variance, self.nonnegative, INTERVAL)
 
     def largest(self, component: int, count: int) -> NDArray[np.int64]:
-        """Positions of the entries of largest size, in descending order."""
+        """Return positions of the entries with the largest absolute value, in descending order."""
         sizes = np.abs(self.mean[component])
         return np.asarray(np.argsort(-sizes, kind="stable")[:count], dtype=np.int64)
 
     @property
     def names(self) -> list[str]:
-        """What entries are called."""
+        """Names of the entries."""
         if self.dim in self.labels.coords:
-            return [told_label(one) for one in self.labels[self.dim].values]
+            return [format_label(one) for one in self.labels[self.dim].values]
         sides = [side for side in SIDES if FACTOR.format(side) in self.labels.coords]
-        if sides:  # of several factors, one after another
+        if sides:  # several concatenated factors
             parts = (self.labels[form.format(sides[0])].values for form in (FACTOR, LABEL))
             return [f"{factor} {label}" for factor, label in zip(*parts, strict=True)]
         texts = [n for n, one in self.labels.coords.items() if one.dtype.kind in "OUT"]
-        if texts:  # the only names there are
-            return [told_label(one) for one in self.labels[texts[0]].values]
+        if texts:  # the only names
+            return [format_label(one) for one in self.labels[texts[0]].values]
         numbers = [(str(n), one.values) for n, one in self.labels.coords.items()]
         if numbers:  # such as latitude and longitude
             return [
-                ", ".join(f"{name} {told_label(values[at])}" for name, values in numbers)
+                ", ".join(f"{name} {format_label(values[at])}" for name, values in numbers)
                 for at in range(self.mean.shape[1])
             ]
         return [f"{self.dim} {at}" for at in range(self.mean.shape[1])]
 
 
 class Components(NamedTuple):
-    """All components of a result, the one that carries most of the data first.
+    """All components of a result, sorted by their share of the data.
 
     Attributes
     ----------
     W, H
         Both factors.
     labels, titles
-        Labels of the components, and what they are called.
+        Labels and names of the components.
     weight
-        Share of the data's mean that each carries, adding up to 1.
+        Share of each component in the mean of the data; they add up to 1.
     present
-        Share of the draws in which each appears; None where nothing was aligned.
+        Share of the draws in which each appears; None without an alignment.
     present_by_chain
         The same for each chain, (chain, component).
     chain
-        Label of the chain that is shown, None of all of them together.
+        Label of the only chain; None for all of them.
     quantity
-        What the values of the data are, and their unit, as `told_quantity` writes it.
+        Quantity and unit of the data, as text from `format_quantity`.
     """
 
     W: Factor
@@ -131,37 +131,37 @@ class Components(NamedTuple):
 
 
 def component_title(label: Any) -> str:
-    """Write the label of a component as its name."""
+    """Return the name of a component from its label."""
     return f"component {label}" if str(label).isdecimal() else visible(str(label))
 
 
-def told_label(label: Any) -> str:
-    """Write a label of an entry: dates without needless digits, numbers short, no controls."""
+def format_label(label: Any) -> str:
+    """Return a label as text: short dates and numbers, no control characters."""
     if isinstance(label, np.datetime64):
         return "no date" if np.isnat(label) else str(np.datetime_as_string(label, unit="auto"))
     return f"{label:.6g}" if isinstance(label, float | np.floating) else visible(str(label))
 
 
-def told_quantity(attrs: Any, name: str) -> str:
-    """Write what a coordinate, or the data, is and its unit: its long name, else its name."""
-    told = str(attrs.get("long_name") or attrs.get("standard_name") or name).replace("_", " ")
+def format_quantity(attrs: Any, name: str) -> str:
+    """Return name and unit of a coordinate, or of the data, preferring the long name."""
+    quantity = str(attrs.get("long_name") or attrs.get("standard_name") or name).replace("_", " ")
     units = str(attrs.get("units") or "")
-    return visible(f"{told} [{units}]" if units and units != "1" else told)
+    return visible(f"{quantity} [{units}]" if units and units != "1" else quantity)
 
 
 def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Components:
-    """Components of a run, of particles or of a point estimate.
+    """Return the components of a run, of particles or of a point estimate.
 
-    Draws are aligned, if they are not, and chains taken together; of a run that kept moments
-    alone, components of different chains have nothing in common, so that one is shown.
+    Draws are aligned if they are not, and chains are combined. Of a run that stored only moments,
+    one chain is used, since components of different chains do not correspond.
 
     Parameters
     ----------
     result
-        What `sample`, `resume`, `stein_posterior`, `open_run`, `align` or `optimize` returned,
-        or the path of a store.
+        Result of `sample`, `resume`, `stein_posterior`, `open_run`, `align` or `optimize`, or the
+        path of a store.
     chain
-        Position of the only chain to look at.
+        Position of the only chain to use.
 
     Raises
     ------
@@ -176,34 +176,34 @@ def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Compo
     if chain is not None and not 0 <= chain < count:
         raise OptionError(f"chain must be a position from 0 to {count - 1}, got {chain}")
     alone = chain if chain is not None or run.is_aligned else 0
-    found = {name: factor_moments(run, name, alone) for name in "WH"}
-    least = min(float(mean.min()) for mean, _ in found.values())
+    factors = {name: factor_moments(run, name, alone) for name in "WH"}
+    least = min(float(mean.min()) for mean, _ in factors.values())
     nonnegative = least >= 0 if run.model is None else bool(run.model.nonnegative)
-    shown = None if alone is None or count == 1 else group["chain"].values[alone].item()
+    label = None if alone is None or count == 1 else group["chain"].values[alone].item()
     return _ordered(
         [
-            _factor(name, dim, group, *found[name], nonnegative)
+            _factor(name, dim, group, *factors[name], nonnegative)
             for name, dim in zip("WH", run.dims, strict=True)
         ],
         group,
         run,
-        shown,
+        label,
     )
 
 
 def with_names(tree: xr.DataTree) -> xr.DataTree:
-    """A trace whose components have the names that `align` gives them, if it has draws."""
+    """Return a trace with aligned components, if it has draws."""
     run = Run(tree)
     return tree if run.is_aligned or not run.has_draws else align(tree)
 
 
 def _of_point(run: Run) -> Components:
-    """Factors without draws."""
+    """Return the components of a point estimate."""
     point: Any = run.tree
     if not {"W", "H"} <= set(point.data_vars):
         raise OptionError(
-            f"there are no factors W and H in a dataset with {sorted(map(str, point))}; pass what "
-            "sample() or optimize() returned"
+            f"there are no factors W and H in a dataset with {sorted(map(str, point))}; pass the "
+            "result of sample() or optimize()"
         )
     W = point["W"].transpose(..., "component")
     H = point["H"].transpose("component", ...)
@@ -219,13 +219,13 @@ def _factor(
     name: str, dim: str, group: xr.Dataset, mean: Array, sd: Array | None, nonnegative: bool
 ) -> Factor:
     labels = group[[key for key, one in group.coords.items() if one.dims == (dim,)]]
-    if dim in labels.indexes and labels.indexes[dim].nlevels > 1:  # its levels say the same
+    if dim in labels.indexes and labels.indexes[dim].nlevels > 1:  # the levels have the same labels
         labels = labels.reset_index(dim)
     return Factor(name, dim, labels, mean, None if sd is None else sd**2, nonnegative)
 
 
 def _ordered(factors: list[Factor], group: xr.Dataset, run: Run, chain: Any) -> Components:
-    """Put both factors to scale and components in order."""
+    """Scale both factors and sort the components."""
     W, H = factors
     spans = axis_spans(run, group)
     weight = intensity_shares(W.mean.T, H.mean, not W.nonnegative, spans)
@@ -248,7 +248,7 @@ def _ordered(factors: list[Factor], group: xr.Dataset, run: Run, chain: Any) -> 
         present[0],
         present[1],
         chain,
-        told_quantity(run.data, run.data.get("name") or "value"),
+        format_quantity(run.data, run.data.get("name") or "value"),
     )
 
 
@@ -260,15 +260,14 @@ def _scaled(factor: Factor, by: Array, order: NDArray[np.intp]) -> Factor:
 
 
 def factor_moments(run: Run, name: str, chain: int | None) -> tuple[Array, Array]:
-    """Mean and standard deviation of factor ``W`` or ``H`` as (component, row or column).
+    """Return mean and standard deviation of factor ``W`` or ``H``, (component, row or column).
 
-    Of one chain, or with None of all chains together, which takes an aligned trace.
-    Particles count by their weight.
+    Use one chain, or with None all chains of an aligned trace. Particles have their weights.
     """
     if chain is None and not run.is_aligned:
         raise OptionError(
-            "components have no common order across chains: pass the number of one chain, or "
-            "what align() makes of this trace"
+            "components have no common order across chains; pass the number of one chain, or "
+            "align(trace)"
         )
     if chain is None:
         moments = run.group(MOMENTS).astype(np.float64)
@@ -286,16 +285,16 @@ def factor_moments(run: Run, name: str, chain: int | None) -> tuple[Array, Array
 
 
 def _over_draws(run: Run, name: str, chain: int) -> tuple[xr.DataArray, xr.DataArray]:
-    """Mean and variance over the draws of a chain; those without weight are not read."""
+    """Return mean and variance over the draws of a chain; draws without weight are not read."""
     draws, weights = run.posterior[name].isel(chain=chain), run.weights
     if draws.sizes["draw"] == 0:
-        raise OptionError("this run has no draws yet, and its moments need some; resume it first")
+        raise OptionError("the run has no draws yet; resume it first")
     mass = np.ones(draws.sizes["draw"]) if weights is None else weights[chain]
-    kept = np.flatnonzero(mass > 0)
-    if not kept.size:
-        raise OptionError(f"no draw of chain {chain} has any weight: pass another chain")
-    if kept.size < mass.size:
-        draws, mass = draws.isel(draw=kept), mass[kept]
+    weighted_draws = np.flatnonzero(mass > 0)
+    if not weighted_draws.size:
+        raise OptionError(f"no draw of chain {chain} has a positive weight; pass another chain")
+    if weighted_draws.size < mass.size:
+        draws, mass = draws.isel(draw=weighted_draws), mass[weighted_draws]
     if (mass == mass[0]).all():
         return draws.mean("draw"), draws.var("draw")
     weighted = draws.weighted(xr.DataArray(mass, dims="draw"))

@@ -1,4 +1,4 @@
-"""How often intervals hold what they predict: cells whose values are known and were left out."""
+"""Coverage of predictive intervals at held-out cells with known values."""
 
 from typing import Any, Final
 
@@ -10,41 +10,41 @@ from daskfactor.checks import cells_of_tensor
 from daskfactor.errors import OptionError
 from daskfactor.results.predict import monitored, predict
 from daskfactor.results.schema import CELL_INDICES, MONITOR, tree_of
-from daskfactor.results.trace import Run, Trace, reads_here
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 
 Cells = tuple[ArrayLike, ...]
 
 LEVELS: Final = (0.5, 0.8, 0.9, 0.95)
 
 
-@reads_here
+@reads_in_threads
 def held_out_coverage(
     trace: Trace, cells: Cells, values: ArrayLike, levels: tuple[float, ...] = LEVELS
 ) -> xr.Dataset:
-    r"""Compare predictions of cells that were left out with what was observed there.
+    r"""Compare predictions of held-out cells with their observed values.
 
     Parameters
     ----------
     trace
         Result of a run, or the path of its store, that kept draws or monitored these cells.
     cells
-        Positions of rows and columns, of a tensor along each axis, as `hold_out` gives them.
+        Positions of rows and columns (for a tensor, along each axis), as `hold_out` returns them.
     values
-        What was observed there, in the unit of the data; NaN is left out.
+        Observed values of these cells, in the unit of the data; NaN is ignored.
     levels
         Probabilities of the intervals.
 
     Returns
     -------
     Dataset
-        Over ``level``: ``inside``, the share of the cells inside their interval of a new
-        observation, and ``error``, its standard error if cells were independent; ``rmse`` and
-        ``mae``, of the posterior mean; ``cells``, how many there are.
+        Over ``level``: ``inside``, the share of cells inside their predictive interval, and
+        ``error``, its standard error for independent cells; ``rmse`` and ``mae`` of the
+        posterior mean; ``cells``, the number of cells.
 
     Raises
     ------
     OptionError
-        If cells and values do not go together, or the run knows nothing of these cells.
+        If cells and values do not match, or the run cannot predict these cells.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def held_out_coverage(
     """
     run = Run.of(trace)
     at: Any = cells if run.axes is None else cells_of_tensor(cells, run.axes.sizes) or ((), ())
-    rows, columns = (np.asarray(own).ravel() for own in at)
+    rows, columns = (np.asarray(axis_positions).ravel() for axis_positions in at)
     observed = np.asarray(values, dtype=np.float64).ravel()
     if not rows.size == columns.size == observed.size or not observed.size:
         raise OptionError(
@@ -67,14 +67,14 @@ def held_out_coverage(
             f"{rows.size} rows, {columns.size} columns and {observed.size} values; pass the cells "
             "and values of hold_out()"
         )
-    known = np.isfinite(observed)
-    rows, columns, observed = rows[known], columns[known], observed[known]
+    valid = np.isfinite(observed)
+    rows, columns, observed = rows[valid], columns[valid], observed[valid]
     inside = []
     mean = np.zeros(0)
     for level in levels:
-        found = _predicted(run, rows, columns, level)
-        mean = found["mean"].values
-        within = (observed >= found["lower"].values) & (observed <= found["upper"].values)
+        prediction = _predicted(run, rows, columns, level)
+        mean = prediction["mean"].values
+        within = (observed >= prediction["lower"].values) & (observed <= prediction["upper"].values)
         inside.append(float(within.mean()))
     share = np.array(inside)
     return xr.Dataset(
@@ -86,37 +86,41 @@ def held_out_coverage(
             "cells": observed.size,
         },
         coords={"level": list(levels)},
-        attrs={"of": found.attrs["of"]},
+        attrs={"of": prediction.attrs["of"]},
     )
 
 
 def _predicted(run: Run, rows: NDArray[Any], columns: NDArray[Any], level: float) -> xr.Dataset:
-    """Predictions of some cells: streamed by the run, or from its draws.
+    """Return predictions of some cells from monitored moments, or from the draws.
 
     ``columns`` of a tensor are those of its first unfolding.
     """
     if MONITOR in run:
         group = run.group(MONITOR)
         width = int(max(group[CELL_INDICES[1]].max(), columns.max())) + 1
-        own, wanted = (
+        monitored_cells, requested = (
             np.asarray(a, np.int64) * width + np.asarray(b, np.int64)
             for a, b in (
                 (group[CELL_INDICES[0]].values, group[CELL_INDICES[1]].values),
                 (rows, columns),
             )
         )
-        order = np.argsort(own)
-        at = order[np.minimum(np.searchsorted(own, wanted, sorter=order), own.size - 1)]
-        if (own[at] == wanted).all():
+        order = np.argsort(monitored_cells)
+        at = order[
+            np.minimum(
+                np.searchsorted(monitored_cells, requested, sorter=order), monitored_cells.size - 1
+            )
+        ]
+        if (monitored_cells[at] == requested).all():
             return monitored(run.tree, interval=level).isel(cell=at)
     if not run.has_draws:
         raise OptionError(
-            "the run kept moments only and did not monitor these cells; run again with "
+            "the run stored only moments and did not monitor these cells; run again with "
             "monitor=held.cells, or keep='draws'"
         )
     if run.axes is not None:
         return predict(run.tree, (rows, *run.axes.fibres(columns)), interval=level).load()
-    # Without labels cells are named by their positions.
+    # Drop labels so that cells are selected by position.
     sides, plain = set(run.dims), {}
     for name, group in run.groups.items():
         labels = [label for label, one in group.coords.items() if sides & set(one.dims)]

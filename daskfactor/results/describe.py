@@ -1,4 +1,4 @@
-"""What a run is, how far it has come, and whether it is healthy: as values, and in words."""
+"""Describe a run, its progress and its health: as values, and as text."""
 
 import json
 import math
@@ -23,41 +23,41 @@ SETTINGS = (
     "sampling_time",
     "created_at",
 )
-"""Attributes of a run that its summary takes over as they are."""
+"""Attributes of a run that the description copies."""
 
 
 def facts_of(attrs: Mapping[Any, Any], measured: Mapping[str, Any], store: str) -> dict[str, Any]:
-    """Say what a run is, how far it has come, and how it goes on.
+    """Return settings and progress of a run, and the command that resumes it.
 
     Parameters
     ----------
     attrs
-        Of the root.
+        Attributes of the root.
     measured
-        What `daskfactor.results.finalize.measured` found in its draws.
+        Facts about the draws, from `daskfactor.results.finalize.measured`.
     store
-        What the run is called.
+        Name of the run.
 
     Raises
     ------
     StoreFormatError
-        If it does not say what its data, model or sampler were.
+        If the attributes lack data, model or sampler.
     """
     if missing := [name for name in ("data", "model", "sampler") if name not in attrs]:
         raise StoreFormatError(
-            f"{store} does not say what its {' and '.join(missing)} were; it is damaged, or no run "
-            "of daskfactor"
+            f"{store} does not record its {' and '.join(missing)}; it is damaged, or not a run of "
+            "daskfactor"
         )
-    found = dict(measured)
+    facts = dict(measured)
     summary: dict[str, Any] = {
         "store": store,
         **{name: json.loads(attrs[name]) for name in ("data", "model", "sampler")},
         **{name: attrs.get(name) for name in SETTINGS},
         "daskfactor": attrs.get("inference_library_version"),
     }
-    if (dims := found.pop("dims", None)) is not None:
+    if (dims := facts.pop("dims", None)) is not None:
         summary["data"]["dims"] = dims
-    summary |= found
+    summary |= facts
     if "particles" in summary:
         finished, more = summary["particles"]["with_weight"] is not None, None
     else:
@@ -68,8 +68,8 @@ def facts_of(attrs: Mapping[Any, Any], measured: Mapping[str, Any], store: str) 
     return summary
 
 
-def told(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Lay a summary out for people, a line per fact."""
+def description_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the title and text of each line of a description."""
     particles = summary.get("particles")
     made = f"seed {summary['random_seed']}, {summary['dtype']}, executor {summary['executor']}"
     if summary["sampling_time"] is not None:
@@ -106,7 +106,7 @@ def _data(data: Mapping[str, Any]) -> str:
 
 
 def _call(value: Any) -> str:
-    """Write ``{"name": "PSGLD", "step": "auto"}`` as ``PSGLD(step=auto)``."""
+    """Return ``{"name": "PSGLD", "step": "auto"}`` as ``PSGLD(step=auto)``."""
     if not isinstance(value, Mapping):
         return str(value)
     rest = dict(value)
@@ -116,8 +116,8 @@ def _call(value: Any) -> str:
 
 
 def _figure(value: Any) -> str:
-    known = isinstance(value, int | float) and math.isfinite(value)
-    return f"{value:.4g}" if known else "not yet known"
+    finite = isinstance(value, int | float) and math.isfinite(value)
+    return f"{value:.4g}" if finite else "not yet known"
 
 
 def _resolved(summary: Mapping[str, Any]) -> str:
@@ -131,11 +131,11 @@ def _resolved(summary: Mapping[str, Any]) -> str:
         word, linked = model.get(f"rate_{side}"), model.get(f"covariates_{side}") is not None
         word = "component" if linked and word == "auto" else word
         learnt = isinstance(word, str) and word != "auto"
-        told = f"learnt by {word}" if learnt else _figure(rate)
-        rates.append(f"{told} and by covariates" if linked else told)
+        text = f"learnt by {word}" if learnt else _figure(rate)
+        rates.append(f"{text} and by covariates" if linked else text)
     of_w, of_h = rates
-    told = f"{of_w} (W and H)" if of_w == of_h else f"{of_w} (W) and {of_h} (H)"
-    return f"dispersion {_figure(dispersion)}, prior rates {told}"
+    text = f"{of_w} (W and H)" if of_w == of_h else f"{of_w} (W) and {of_h} (H)"
+    return f"dispersion {_figure(dispersion)}, prior rates {text}"
 
 
 def _run(summary: Mapping[str, Any]) -> str:
@@ -160,15 +160,16 @@ def _health_line(summary: Mapping[str, Any]) -> str:
     return text
 
 
-def _weights(found: Mapping[str, Any]) -> str:
-    if found["with_weight"] is None:
-        return "none yet: until all particles are there, they count alike"
+def _weights(particles: Mapping[str, Any]) -> str:
+    if particles["with_weight"] is None:
+        return "none yet: particles have equal weights until all of them are finished"
+    discrepancy, equal = particles["discrepancy"], particles["discrepancy_equal"]
     text = (
-        f"{found['with_weight']} particles carry weight, worth {found['effective']:.1f} of equal "
-        f"weight, the largest {found['largest_weight']:.0%}; Stein discrepancy "
-        f"{_figure(found['discrepancy'])} ({_figure(found['discrepancy_equal'])} under equal "
-        "weights)"
+        f"{particles['with_weight']} particles with positive weight, effective number "
+        f"{particles['effective']:.1f}, the largest weight {particles['largest_weight']:.0%}; "
+        f"Stein discrepancy {_figure(discrepancy)} ({_figure(equal)} with equal weights)"
     )
-    if found["objective_min"] is not None:
-        text += f"; objective {found['objective_min']:.4g} to {found['objective_max']:.4g}"
+    if particles["objective_min"] is not None:
+        low, high = particles["objective_min"], particles["objective_max"]
+        text += f"; objective {low:.4g} to {high:.4g}"
     return text

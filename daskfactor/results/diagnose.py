@@ -1,13 +1,12 @@
-"""R-hat and effective sample sizes, and the numbers of a draw that they are taken of.
+"""R-hat and effective sample sizes, and the series of quantities that they diagnose.
 
-The rank-normalised split versions, for any number of chains, also one. ArviZ has
-the same, and the tests compare with it; it brings more with it than these few
-lines are worth.
+These are the rank-normalised split versions, for any number of chains. The tests compare them
+with ArviZ, which would be a large dependency for a few lines.
 
-What no order, scale or sign of components changes comes from sums of columns and
-from the K x K Gram matrices A = WᵀW and B = HHᵀ: the norm of WH is √tr(AB), its
-singular values are the roots of the eigenvalues of LᵀBL with A = LLᵀ. So a draw costs
-(I + J) K² operations, and WH is never formed.
+Quantities that do not depend on order, scale or sign of components come from sums of columns and
+from the K x K Gram matrices A = WᵀW and B = HHᵀ: the norm of WH is √tr(AB), its singular values
+are the roots of the eigenvalues of LᵀBL with A = LLᵀ. A draw takes (I + J) K² operations, and WH
+is never formed.
 
 Notes
 -----
@@ -37,34 +36,34 @@ from daskfactor.results.series import (
     order_of,
 )
 from daskfactor.results.tensors import PLACES, compared
-from daskfactor.results.trace import Law, Run, Weights, each_draw, each_weighted_draw
+from daskfactor.results.trace import Run, Symmetries, Weights, each_draw, each_weighted_draw
 
 Array = NDArray[np.float64]
 
-LEAST_DRAWS: Final = 4
-"""Draws per chain below which nothing can be said."""
-FEWEST_OF_TREND, WORTH_OF_TREND, CERTAIN, FAR = 100, 30, 5.0, 6.0
-"""What `trend` asks for: draws, effective ones, standard errors, and standard deviations."""
+MIN_DRAWS: Final = 4
+"""Least number of draws per chain for diagnostics."""
+TREND_DRAWS, TREND_ESS, TREND_ERRORS, TREND_SDS = 100, 30, 5.0, 6.0
+"""Thresholds of `trend`: draws, effective draws, standard errors, standard deviations."""
 ROUNDING: Final = 1e-12
-"""Share of the largest number up to which what varies is what rounding has left over."""
+"""Largest relative variation that counts as rounding."""
 TAILS: Final = (0.05, 0.95)
 LARGER_OF_TWO: Final = 0.56
 """Mean of the larger of two standard normal numbers."""
 
 
 class Convergence(NamedTuple):
-    """R-hat, and how many independent draws the draws are worth, for centre and tails."""
+    """R-hat, and effective sample sizes of centre and tails."""
 
     rhat: float
     ess_bulk: float
     ess_tail: float
 
 
-UNKNOWN: Final = Convergence(float("nan"), float("nan"), float("nan"))
+NO_DIAGNOSTICS: Final = Convergence(float("nan"), float("nan"), float("nan"))
 
 
 def convergence(draws: NDArray[np.floating]) -> Convergence:
-    r"""Diagnostics of one quantity.
+    r"""Return the diagnostics of one quantity.
 
     .. math:: \hat R = \max(\hat R_{\rm bulk}, \hat R_{\rm folded}), \qquad
         {\rm ESS} = \frac{MN}{-1 + 2 \sum_t \hat\rho_t}
@@ -77,8 +76,8 @@ def convergence(draws: NDArray[np.floating]) -> Convergence:
     Returns
     -------
     Convergence
-        Without unit; NaN where there are fewer than four draws a chain, where a draw
-        is not finite, and where the quantity never changes.
+        NaN for fewer than four draws per chain, if a draw is not finite, or if the quantity is
+        constant.
 
     Notes
     -----
@@ -87,7 +86,7 @@ def convergence(draws: NDArray[np.floating]) -> Convergence:
     drawn: Array = np.asarray(draws, dtype=np.float64)
     ranks = _ranks(drawn)
     if ranks is None:
-        return UNKNOWN
+        return NO_DIAGNOSTICS
     ranked, folded = ranks
     ends = np.quantile(drawn, TAILS)
     return Convergence(
@@ -98,45 +97,45 @@ def convergence(draws: NDArray[np.floating]) -> Convergence:
 
 
 def rhat_beyond_autocorrelation(draws: NDArray[np.floating], errors: float = 0.0) -> float:
-    r"""R-hat, as of draws that do not depend on each other.
+    r"""Return R-hat corrected for the autocorrelation of the draws.
 
     .. math:: \hat R^2 = \frac{N-1}{N} + \frac BW - \frac{\tau - 1}{N}
         - (0.56 + z) \frac \tau N \sqrt{\frac 2 {M-1}}
 
-    Means of N draws of a chain that is right vary as :math:`\tau W / N`, with τ the
-    autocorrelation time within chains; R-hat takes that for a sign of chains apart, of short chains
-    above all. M are the halves of all chains.
+    In a stationary chain, means of N draws have the variance :math:`\tau W / N`, with the
+    autocorrelation time τ; R-hat counts this as a difference between chains, especially for short
+    chains. M is the number of halves of all chains.
 
     Parameters
     ----------
     draws
-        (chain, draw), in any unit; NaN comes of those that `convergence` knows nothing of.
+        (chain, draw), in any unit; the result is NaN if that of `convergence` is.
     errors
-        z: how many standard errors of the chance that is left are taken off, too, beside 0.56 by
-        which the larger of the two R-hats, of ranks and of folded ranks, is above each.
+        z: standard errors of the remaining chance to subtract, in addition to 0.56, the bias of
+        the larger of two R-hats (of ranks and of folded ranks).
     """
     drawn: Array = np.asarray(draws, dtype=np.float64)
     ranks = _ranks(drawn)
     if ranks is None:
         return math.nan
-    rhats, found = [_rhat(own) for own in ranks], []
+    rhats, corrected = [_rhat(ranked) for ranked in ranks], []
     if math.isnan(max(rhats)):
         return math.nan
-    for own, rhat in zip(ranks, rhats, strict=True):
-        length = own.shape[1]
-        centred = own - own.mean(axis=1, keepdims=True)
-        tau = max(own.size / effective_size(centred), 1.0) if math.isfinite(rhat) else 1.0
-        chance = (LARGER_OF_TWO + errors) * tau * math.sqrt(2.0 / (len(own) - 1))
-        found.append(rhat**2 - (tau - 1.0 + chance) / length)
-    return math.sqrt(max(*found, 0.0))
+    for ranked, rhat in zip(ranks, rhats, strict=True):
+        length = ranked.shape[1]
+        centred = ranked - ranked.mean(axis=1, keepdims=True)
+        tau = max(ranked.size / effective_size(centred), 1.0) if math.isfinite(rhat) else 1.0
+        chance = (LARGER_OF_TWO + errors) * tau * math.sqrt(2.0 / (len(ranked) - 1))
+        corrected.append(rhat**2 - (tau - 1.0 + chance) / length)
+    return math.sqrt(max(*corrected, 0.0))
 
 
 def _ranks(drawn: Array) -> tuple[Array, Array] | None:
-    """Ranks of the halves of chains, and of their distances from the median, as normal numbers.
+    """Return normal scores of the halves of chains, and of their distances from the median.
 
-    None for draws that are too few, not all finite, or all the same.
+    None for draws that are too few, not finite, or constant.
     """
-    if drawn.shape[1] < LEAST_DRAWS or not np.isfinite(drawn).all():
+    if drawn.shape[1] < MIN_DRAWS or not np.isfinite(drawn).all():
         return None
     if np.ptp(drawn) <= ROUNDING * np.abs(drawn).max():
         return None
@@ -145,13 +144,13 @@ def _ranks(drawn: Array) -> tuple[Array, Array] | None:
 
 
 def split_chains(draws: Array) -> Array:
-    """First and second half of every chain as chains of their own, (2 chains, draws // 2)."""
+    """Split every chain into two halves, (2 chains, draws // 2)."""
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, -half:]])
 
 
 def rank_normalised(draws: Array) -> Array:
-    """Normal scores of the ranks over all chains (Vehtari et al. 2021, section 4.1)."""
+    """Return normal scores of the ranks over all chains (Vehtari et al. 2021, section 4.1)."""
     # As scipy.stats.rankdata, which takes a second to import.
     _, place, counts = np.unique(draws, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - 0.5 * (counts - 1))[place].reshape(draws.shape)
@@ -159,7 +158,7 @@ def rank_normalised(draws: Array) -> Array:
 
 
 def _rhat(draws: Array) -> float:
-    """Root of the pooled over the mean variance (Vehtari et al. 2021, section 3.1)."""
+    """Return R-hat of split chains (Vehtari et al. 2021, section 3.1)."""
     length = draws.shape[1]
     within = draws.var(axis=1, ddof=1).mean()
     between = draws.mean(axis=1).var(ddof=1)
@@ -169,16 +168,16 @@ def _rhat(draws: Array) -> float:
 
 
 def effective_size(draws: Array) -> float:
-    """Number of independent draws with the same error of the mean.
+    """Return the effective sample size of the mean.
 
-    Autocorrelations are summed in pairs of neighbouring lags while these are
-    positive, made monotone (Geyer 1992, section 3.3).
+    Autocorrelations are summed in pairs of neighbouring lags while these are positive, and made
+    monotone (Geyer 1992, section 3.3).
 
     Parameters
     ----------
     draws
-        (chain, draw), two draws a chain or more; as many as there are if they never
-        change.
+        (chain, draw), with at least two draws per chain. The result for constant draws is their
+        number.
     """
     if np.ptp(draws) == 0:
         return float(draws.size)
@@ -189,9 +188,9 @@ def effective_size(draws: Array) -> float:
     ended = np.flatnonzero(pairs <= 0)
     last = int(ended[0]) if ended.size else count - 1
     edge = float(rho[2 * last])
-    kept = np.minimum.accumulate(pairs[:last])
-    tau = -1.0 + 2.0 * float(kept.sum()) + (edge if pairs[last] >= 0 else max(edge, 0.0))
-    # Draws that alternate are worth more than independent ones, but within reason.
+    monotone = np.minimum.accumulate(pairs[:last])
+    tau = -1.0 + 2.0 * float(monotone.sum()) + (edge if pairs[last] >= 0 else max(edge, 0.0))
+    # Antithetic draws have a larger ESS than independent ones; limit it.
     return float(draws.size / max(tau, 1.0 / np.log10(draws.size)))
 
 
@@ -206,13 +205,13 @@ class Trend(NamedTuple):
 
 
 def trend(draws: Array, spread: float = math.inf) -> Trend | None:
-    r"""Find the largest trend of a chain that no stationary series would have by chance.
+    r"""Return the largest significant trend of a chain, or None.
 
-    With s the change along a fitted line, m the effective number of the residuals and σ
-    their standard deviation, that is :math:`|s| > 5 \sigma \sqrt{12/m}` where m is at least 30;
-    below that m is no more than a guess, and slow stationary series have trends of any size.
-    A change of six times ``spread``, the largest standard deviation that stationary draws
-    could have, is one in any case.
+    With the change s along a fitted line, and effective number m and standard deviation σ of the
+    residuals, a trend is significant if :math:`|s| > 5 \sigma \sqrt{12/m}` and m is at least 30;
+    smaller m are too uncertain, since slow stationary series have trends of any size. A change
+    of more than six times ``spread``, the largest standard deviation of stationary draws, is
+    always significant.
 
     Parameters
     ----------
@@ -222,30 +221,31 @@ def trend(draws: Array, spread: float = math.inf) -> Trend | None:
     Returns
     -------
     Trend or None
-        Of stationary series one in a thousand or fewer, AR(1) up to ρ = .997 among them.
+        False positives are at most one in a thousand stationary series, including AR(1) up to
+        ρ = .997.
     """
     length = draws.shape[1]
-    if length < FEWEST_OF_TREND:
+    if length < TREND_DRAWS:
         return None
     at = (np.arange(length) + 0.5) / length - 0.5
-    found = []
-    for own in draws:
-        # A chain that is stuck goes nowhere.
-        if not np.isfinite(own).all() or np.ptp(own) <= ROUNDING * np.abs(own).max():
+    trends = []
+    for chain in draws:
+        # A constant chain has no trend.
+        if not np.isfinite(chain).all() or np.ptp(chain) <= ROUNDING * np.abs(chain).max():
             continue
-        slope = float(at @ (own - own.mean())) / float(at @ at)
-        residual = own - own.mean() - slope * at
-        sd, worth = float(residual.std()), effective_size(residual[None])
+        slope = float(at @ (chain - chain.mean())) / float(at @ at)
+        residual = chain - chain.mean() - slope * at
+        sd, ess = float(residual.std()), effective_size(residual[None])
         quarter = length // 4
-        change = float(own[-quarter:].mean() - own[:quarter].mean())
-        sure = worth >= WORTH_OF_TREND and abs(slope) > CERTAIN * sd * math.sqrt(12 / worth)
-        if sure or abs(change) > FAR * spread:
-            found.append(Trend(change, sd))
-    return max(found, key=lambda one: abs(one.change), default=None)
+        change = float(chain[-quarter:].mean() - chain[:quarter].mean())
+        significant = ess >= TREND_ESS and abs(slope) > TREND_ERRORS * sd * math.sqrt(12 / ess)
+        if significant or abs(change) > TREND_SDS * spread:
+            trends.append(Trend(change, sd))
+    return max(trends, key=lambda one: abs(one.change), default=None)
 
 
 def _autocorrelation(draws: Array) -> Array:
-    """Over lags, from all chains together (Vehtari et al. 2021, section 3.2)."""
+    """Return autocorrelations by lag from all chains (Vehtari et al. 2021, section 3.2)."""
     chains, length = draws.shape
     centred = draws - draws.mean(axis=1, keepdims=True)
     power = np.abs(np.fft.rfft(centred, 2 * length)) ** 2
@@ -260,13 +260,13 @@ def _autocorrelation(draws: Array) -> Array:
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 SPECTRUM: Final = 5
-"""Singular values that are followed, the largest ones."""
+"""Number of largest singular values in the summary."""
 
 
 def addressed_cells(shape: tuple[int, int], count: int, seed: int) -> Cells:
-    """Positions of different cells; cell n of a seed does not depend on how many there are.
+    """Return positions of distinct random cells; the first n do not depend on ``count``.
 
-    In a small matrix there may be fewer than ``count``.
+    A small matrix may give fewer than ``count``.
     """
     places = (np.random.default_rng(seed).random((count, 2)) * shape).astype(np.int64)
     _, first = np.unique(places, axis=0, return_index=True)
@@ -275,23 +275,23 @@ def addressed_cells(shape: tuple[int, int], count: int, seed: int) -> Cells:
 
 
 def factor_series(
-    group: xr.Dataset, law: Law, cells: Cells, weights: Weights | None = None
+    group: xr.Dataset, symmetries: Symmetries, cells: Cells, weights: Weights | None = None
 ) -> list[Series]:
-    """All series that the draws of a group give, read a few draws at a time.
+    """Return all series of the factors in a group, (chain, draw), read a few draws at a time.
 
-    (chain, draw); of draws with weights those that have some, chains one after the other.
+    With weights, series are flat and have only draws with positive weight.
     """
-    labels = _labels(group, law, cells)
+    labels = _labels(group, symmetries, cells)
     drawn = each_weighted_draw(group, weights)
-    values = np.stack([_of_draw(W, H, law, cells) for (W, H), _ in drawn], axis=1)
+    values = np.stack([_quantities(W, H, symmetries, cells) for (W, H), _ in drawn], axis=1)
     if weights is None:
         values = values.reshape(-1, group.sizes["chain"], group.sizes["draw"])
     return [Series(*label, one) for label, one in zip(labels, values, strict=True)]
 
 
-def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
-    """Name and kind of every number of `_of_draw`."""
-    size, width = "norm" if law.signed else "sum", group.sizes["component"]
+def _labels(group: xr.Dataset, symmetries: Symmetries, cells: Cells) -> list[tuple[str, str]]:
+    """Return name and kind of every number of `_quantities`."""
+    size, width = "norm" if symmetries.signed else "sum", group.sizes["component"]
     names = dict(enumerate(group[PLACES].values)) if PLACES in group.coords else {}
     return [
         ("mu_mean", "product"),
@@ -300,15 +300,15 @@ def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
         *((f"mu[{i},{names.get(j, j)}]", "product") for i, j in zip(*cells, strict=True)),
         (f"w_{size}", "scale"),
         (f"h_{size}", "scale"),
-        *((f"component[{name}]", "component") for name in component_names(group, law)),
+        *((f"component[{name}]", "component") for name in component_names(group, symmetries)),
     ]
 
 
-def _of_draw(W: NDArray[Any], H: NDArray[Any], law: Law, cells: Cells) -> Array:
+def _quantities(W: NDArray[Any], H: NDArray[Any], symmetries: Symmetries, cells: Cells) -> Array:
     W, H = W.astype(np.float64), H.astype(np.float64)
     gram_w, gram_h = W.T @ W, H @ H.T
     cell_count = W.shape[0] * H.shape[1]
-    of_w, of_h = (size[: law.components] for size in sizes(W, H, law.signed))
+    of_w, of_h = (size[: symmetries.components] for size in sizes(W, H, symmetries.signed))
     rows, columns = cells
     return np.concatenate(
         [
@@ -317,22 +317,22 @@ def _of_draw(W: NDArray[Any], H: NDArray[Any], law: Law, cells: Cells) -> Array:
             _singular_values(gram_w, gram_h),
             np.einsum("pk,kp->p", W[rows], H[:, columns]),
             [np.linalg.norm(of_w), np.linalg.norm(of_h)]
-            if law.signed
+            if symmetries.signed
             else [of_w.sum(), of_h.sum()],
-            of_w * of_h / (np.sqrt(cell_count) if law.signed else cell_count),
+            of_w * of_h / (np.sqrt(cell_count) if symmetries.signed else cell_count),
         ]
     )
 
 
 def _singular_values(gram_w: Array, gram_h: Array) -> Array:
-    """The largest singular values of WH, in descending order; NaN if entries are not finite."""
+    """Return the largest singular values of WH in descending order; NaN if not finite."""
     if not (np.isfinite(gram_w).all() and np.isfinite(gram_h).all()):
         return np.full(min(len(gram_w), SPECTRUM), math.nan)
-    # So little that it does not show, but enough for a component of zeros.
+    # Negligible, but makes the matrix positive definite for components of zeros.
     jitter = 1e-13 * float(np.trace(gram_w)) + np.finfo(np.float64).tiny
     root = np.linalg.cholesky(gram_w + jitter * np.eye(len(gram_w)))
-    found = np.linalg.eigvalsh(root.T @ gram_h @ root)
-    return np.sqrt(np.maximum(found[::-1][:SPECTRUM], 0.0))
+    squares = np.linalg.eigvalsh(root.T @ gram_h @ root)
+    return np.sqrt(np.maximum(squares[::-1][:SPECTRUM], 0.0))
 
 
 def all_series(
@@ -342,52 +342,52 @@ def all_series(
     weights: Weights | None,
     aligned: xr.DataTree | None = None,
 ) -> tuple[list[Series], bool]:
-    """Series of what can be compared between draws, and whether components change places.
+    """Return series of quantities that are comparable between draws, and True if components swap.
 
-    They are of the run as it was drawn, also where the tree has been aligned since: that gives
-    components their names. ``aligned`` is the tree aligned by itself, if somebody has done that.
-    Cells are those that the run monitored, or else any. Components are left out where they can
-    be turned into each other; those as drawn, where the order in which they were drawn says
-    nothing: of particles.
+    They describe the original draws, also if the tree is aligned, which only names the components.
+    ``aligned`` is the tree after `align`, if available. Cells are monitored ones, or any.
+    Components are omitted if they are not identified; unaligned ones are omitted for particles.
     """
-    kept: Any = ... if weights is None else weights > 0
+    selection: Any = ... if weights is None else weights > 0
     named, run = Run(tree), Run(as_drawn(tree))
-    series = list(density_series(run, kept))
+    series = list(density_series(run, selection))
     if not run.has_draws or run.posterior.sizes["draw"] == 0:
-        return [*series, *learnt_series(run, kept, None)], False
+        return [*series, *learnt_series(run, selection, None)], False
     sums = factor_sums(run) if weights is None else {}
     if sums and (balanced := balanced_density(run.tree, sums)) is not None:
         series.insert(1, Series("lp_balanced", "balanced", balanced))
     if run.axes is not None:
         run, aligned = compared(run, run.axes), None
-    group, law, model = run.posterior, run.law, run.model
-    drawn = factor_series(group, law, _cells(run, cells, seed), weights)
+    group, symmetries, model = run.posterior, run.symmetries, run.model
+    drawn = factor_series(group, symmetries, _cells(run, cells, seed), weights)
     of_components = [one for one in drawn if one.kind == "component"]
     others = [one for one in drawn if one.kind != "component"]
     if model is not None and model.rotates:
-        return [*series, *learnt_series(run, kept, None), *others], False
-    movable = law.free.size > 1
+        return [*series, *learnt_series(run, selection, None), *others], False
+    movable = symmetries.free.size > 1
     ordered = run
     if movable:
-        known = aligned is not None and not named.is_aligned
-        ordered = Run(aligned if known else align(run.tree))
+        use_aligned = aligned is not None and not named.is_aligned
+        ordered = Run(aligned if use_aligned else align(run.tree))
     alike = np.full(group.sizes["component"], math.nan)
     if weights is None:
         alike = agreement(ordered.posterior)
-    order = order_of(ordered, named, alike) if movable else in_place(group, law, alike)
+    order = order_of(ordered, named, alike) if movable else in_place(group, symmetries, alike)
     sizes_of = np.stack([one.values for one in of_components], axis=-1)
-    several = sums if law.components > 1 else {}  # the whole of one component is followed already
-    parts = [one for name, own in several.items() for one in order.series(name, "part", own)]
-    series += [*learnt_series(run, kept, order), *others, *parts]
+    several = (
+        sums if symmetries.components > 1 else {}
+    )  # the sums of a single component are among the others
+    parts = [one for name, totals in several.items() for one in order.series(name, "part", totals)]
+    series += [*learnt_series(run, selection, order), *others, *parts]
     if not movable:
-        return series + order.series("component", "component", sizes_of, kept), False
+        return series + order.series("component", "component", sizes_of, selection), False
     series += of_components if weights is None else []
     moved = bool((order.permutation != order.permutation[0, 0]).any())
-    return series + order.series("aligned", "aligned", sizes_of, kept), moved
+    return series + order.series("aligned", "aligned", sizes_of, selection), moved
 
 
 def _cells(run: Run, count: int, seed: int) -> Cells:
-    """Positions of some of the cells that were monitored; of any, where none were."""
+    """Return positions of some monitored cells, or of any if none were monitored."""
     monitored = run.group(MONITOR)
     if monitored.sizes.get("cell"):
         rows, columns = (monitored[name].values for name in CELL_INDICES)
@@ -400,12 +400,12 @@ def _cells(run: Run, count: int, seed: int) -> Cells:
 
 
 def agreement(group: xr.Dataset) -> Array:
-    """Least cosine, in W and in H, of the means of each component in the halves of all chains.
+    """Return the least cosine similarity of component means in the halves of all chains.
 
     Parameters
     ----------
     group
-        Draws, aligned. Of fewer than two draws nothing differs.
+        Aligned draws. The result is 1 for fewer than two draws.
     """
     half = group.sizes["draw"] // 2
     parts = [group.isel(draw=slice(half)), group.isel(draw=slice(-half, None))] if half else [group]
@@ -415,8 +415,8 @@ def agreement(group: xr.Dataset) -> Array:
             W = H = np.zeros(())
             for of_w, of_h in each_draw(part.isel(chain=[at])):
                 W, H = W + of_w, H + of_h
-            # Sums in one order, whatever the order in memory of draws that are read or held.
-            W, H = (np.ascontiguousarray(own / part.sizes["draw"]) for own in (W, H))
+            # Fix the memory layout, so that sums do not depend on that of the draws.
+            W, H = (np.ascontiguousarray(total / part.sizes["draw"]) for total in (W, H))
             means.append(reference_from(W, H))
     least = np.ones(group.sizes["component"])
     for one, other in combinations(means, 2):

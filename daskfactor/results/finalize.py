@@ -1,4 +1,4 @@
-"""Finish a run: count and judge its draws once, and cache what was found with the run."""
+"""Finish a run: summarize its draws once, and cache the summary in its store."""
 
 from typing import Any, Final
 
@@ -14,41 +14,41 @@ from daskfactor.results.summary import Summary, cached_summary, compute_summary
 from daskfactor.results.summary_cache import CachedSummary, cache_attr, cached_in
 from daskfactor.results.trace import Run, effective_number
 
-MOST_JUDGED: Final = 2**30
-"""Bytes of draws that a run judges at its end: what ``keep="auto"`` keeps, some ten seconds."""
-HELD: Final = 2**24
-"""Bytes of draws that are read once and held meanwhile: judging goes through them many times."""
+MAX_SUMMARIZED_BYTES: Final = 2**30
+"""Largest size of draws in bytes that a run summarizes at its end (about ten seconds)."""
+MAX_LOADED_BYTES: Final = 2**24
+"""Largest size of draws in bytes that are loaded before a summary, which reads them repeatedly."""
 
 
 def close_run(sink: Sink, attrs: dict[str, Any]) -> None:
-    """Write the last attributes of a run, and its verdict where others may want it; then close."""
+    """Write the last attributes of a run, and the summary if it has a store; then close it."""
     if sink.checkpoints is not None:
         tree = sink.tree()
         tree.attrs |= attrs
-        attrs = attrs | _verdict(tree)
+        attrs = attrs | _summary_attr(tree)
     sink.finish(attrs)
 
 
-def _verdict(tree: xr.DataTree) -> dict[str, str]:
-    """The attribute that holds it; none if it is there."""
+def _summary_attr(tree: xr.DataTree) -> dict[str, str]:
+    """Return the attribute with the summary; empty if the store has it."""
     if cached_in(tree) is not None:
         return {}
-    with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
-        found = measured(tree)
-        if 0 < found["draws_bytes"] <= HELD:
+    with dask.config.set(scheduler="threads"):  # a Dask client may have no workers
+        about_draws = measured(tree)
+        if 0 < about_draws["draws_bytes"] <= MAX_LOADED_BYTES:
             tree["posterior"].load()
-        large = found["draws_bytes"] > MOST_JUDGED
+        large = about_draws["draws_bytes"] > MAX_SUMMARIZED_BYTES
         return cache_attr(
-            CachedSummary(found, None if large else compute_summary(tree).to_dict()), tree
+            CachedSummary(about_draws, None if large else compute_summary(tree).to_dict()), tree
         )
 
 
 def facts(
     tree: xr.DataTree, name: str, aligned: xr.DataTree | None = None
 ) -> tuple[dict[str, Any], Summary]:
-    """Say what a run is and how far it has come, see `facts_of`; and judge it.
+    """Return the description of a run, see `facts_of`, and its summary.
 
-    ``aligned`` is the tree aligned by itself, if somebody has done that.
+    ``aligned`` is the tree after `align`, if available.
     """
     cache = cached_in(tree)
     of_draws = measured(tree) if cache is None else cache.measured
@@ -56,25 +56,25 @@ def facts(
 
 
 def measured(tree: xr.DataTree) -> dict[str, Any]:
-    """Count draws, name dimensions, and sum up weights of particles or level of the log density."""
+    """Return facts about the draws: counts, dimensions, weights of particles, log density."""
     run = Run(tree)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "draws_done": 0,
         "draws_kept": run.posterior.sizes["draw"] if run.has_draws else 0,
         "draws_bytes": run.posterior.nbytes if run.has_draws else 0,
     }
     if "posterior" in run or MOMENTS in run:
-        found["dims"] = list(run.dims)
+        facts["dims"] = list(run.dims)
     if run.is_particles:
-        found["particles"] = _particles(run)
-        found["draws_done"] = found["particles"]["done"]
+        facts["particles"] = _particles(run)
+        facts["draws_done"] = facts["particles"]["done"]
     elif MOMENTS in run:
-        found["draws_done"] = int(run.group(MOMENTS)["count"].min())
-    return found | _health(run) | _components(run)
+        facts["draws_done"] = int(run.group(MOMENTS)["count"].min())
+    return facts | _health(run) | _components(run)
 
 
 def _particles(run: Run) -> dict[str, Any]:
-    """Count particles and what they are worth."""
+    """Return counts, weights, objectives and discrepancies of particles."""
 
     def scalar(group: str, name: str, reduced: str = "max") -> float | None:
         values = run.group(group).get(name)
@@ -99,7 +99,7 @@ def _particles(run: Run) -> dict[str, Any]:
 
 
 def _components(run: Run) -> dict[str, Any]:
-    """Sum up how many components the data support, where a run learnt that."""
+    """Return quantiles of the number of supported components, if the run sampled it."""
     name = EFFECTIVE.name
     drawn = run.posterior.get(name)
     if drawn is None or not drawn.size:
@@ -109,7 +109,7 @@ def _components(run: Run) -> dict[str, Any]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _health(run: Run) -> dict[str, Any]:
-    """Count divergences, and measure level and drift of the log density; None without draws."""
+    """Return divergences, level and drift of the log density; None without draws."""
     stats = run.stats
     if "lp" not in stats or not stats["lp"].size or "particles" in run.attrs:
         return dict.fromkeys(("diverging", "lp_mean", "lp_sd", "lp_drift"))

@@ -1,13 +1,13 @@
-r"""How well components are told apart: which swap places between draws, and how wide they are.
+r"""Identifiability of components: swaps between draws, and widths of intervals.
 
-The swaps are what EPA PMF's bootstrap table (BS) counts, with posterior draws in place of
-resampled data: each component of a draw is mapped to the component of the posterior mean that it
-resembles most, or to none,
+Swaps correspond to the bootstrap table (BS) of EPA PMF, with posterior draws instead of resampled
+data: each component of a draw is mapped to the most similar component of the posterior mean, or
+to none,
 
 .. math:: m(k) = \arg\max_l \cos(w_k, \bar w_l) \cos(h_k, \bar h_l), \qquad
     \min(\cos(w_k, \bar w_{m(k)}), \cos(h_k, \bar h_{m(k)})) \ge 0.8
 
-and the widths of intervals stand for the ranges of its displacement table (DISP).
+and the widths of intervals correspond to the ranges of its displacement table (DISP).
 
 Source: Paatero, Eberly, Brown and Norris 2014, "Methods for estimating uncertainty in factor
 analytic solutions"; Norris et al. 2014, EPA PMF 5.0 user guide, sections 6.4 and 6.5.
@@ -22,31 +22,31 @@ from numpy.typing import NDArray
 from daskfactor.results.align import aligned_run, unit
 from daskfactor.results.components import Factor, components_of
 from daskfactor.results.schema import MOMENTS
-from daskfactor.results.trace import Trace, each_weighted_draw, reads_here
+from daskfactor.results.trace import Trace, each_weighted_draw, reads_in_threads
 
 Array = NDArray[np.float64]
 
-NEAR: Final = 0.8
-"""Cosine in W and in H from which on two components are taken to be the same."""
+MIN_COSINE: Final = 0.8
+"""Least cosine similarity in W and in H of two copies of one component."""
 LARGE: Final = 0.1
-"""Share of the largest entry of a component from which on an entry counts for its width."""
+"""Least size of an entry that counts for the width, as a share of the largest entry."""
 
 
-@reads_here
+@reads_in_threads
 def component_swaps(trace: Trace) -> xr.Dataset:
-    r"""In what share of the draws each component is itself, another or none; how wide it is.
+    r"""Return the share of draws in which components swap, and the width of their intervals.
 
     Parameters
     ----------
     trace
         Result of a run that kept draws, or the path of its store, read a few draws at a time;
-        aligned if it is not. Particles count by their weight.
+        aligned if it is not. Particles have their weights.
 
     Returns
     -------
     Dataset
         Over ``component``: ``matched`` (component, other), the share of the draws in which
-        ``component`` resembles ``other`` most; ``none``, in which it resembles nothing;
+        ``component`` is most similar to ``other``; ``none``, in which it is similar to none;
         ``width_w`` and ``width_h``, the median width of the 90 % intervals of its large
         entries (a tenth of its largest or more), relative to their means.
 
@@ -57,8 +57,8 @@ def component_swaps(trace: Trace) -> xr.Dataset:
 
     Notes
     -----
-    Alignment puts a draw's components into the order that resembles the mean most *as a whole*,
-    so that a swap counted here is one that no order of components undoes.
+    Alignment chooses the order of all components of a draw *jointly*, so that no other order
+    removes a swap that is counted here.
 
     Examples
     --------
@@ -77,18 +77,18 @@ def component_swaps(trace: Trace) -> xr.Dataset:
     mapped, total = np.zeros((count, count + 1)), 0.0
     for (W, H), mass in each_weighted_draw(run.posterior, run.weights):
         cos_w, cos_h = unit(W, 0).T @ mean_w, unit(H, 1) @ mean_h.T
-        if run.law.signed:  # a component has no sign of its own
+        if run.symmetries.signed:  # the sign of a component is arbitrary
             cos_h = cos_h * np.sign(cos_w)
             cos_w = np.abs(cos_w)
         best = np.asarray((cos_w * cos_h).argmax(axis=1))
         each = np.arange(count)
-        near = np.minimum(cos_w, cos_h)[each, best] >= NEAR
+        near = np.minimum(cos_w, cos_h)[each, best] >= MIN_COSINE
         mapped[each, np.where(near, best, count)] += mass
         total += mass
-    found = components_of(run.tree)
+    components = components_of(run.tree)
     labels = run.posterior["component"].values
-    at = [found.labels.index(label) for label in labels.tolist()]
-    widths = {name: [_width(found.factor(name), k) for k in at] for name in ("W", "H")}
+    at = [components.labels.index(label) for label in labels.tolist()]
+    widths = {name: [_width(components.factor(name), k) for k in at] for name in ("W", "H")}
     return xr.Dataset(
         {
             "matched": (("component", "other"), mapped[:, :count] / total),
@@ -97,12 +97,12 @@ def component_swaps(trace: Trace) -> xr.Dataset:
             "width_h": ("component", widths["H"]),
         },
         coords={"component": labels, "other": labels},
-        attrs={"threshold": NEAR},
+        attrs={"threshold": MIN_COSINE},
     )
 
 
 def _width(factor: Factor, k: int) -> float:
-    """Median relative width of the intervals of the large entries of a component."""
+    """Return the median relative width of the intervals of large entries of a component."""
     sizes = np.abs(factor.mean[k])
     large: Any = sizes >= LARGE * sizes.max(initial=0.0)
     ends = factor.interval(k, large)

@@ -1,4 +1,4 @@
-"""``unstack``: results of arrays of many dimensions as maps, with the dimensions apart again."""
+"""Unstack results of arrays with many dimensions into maps: the verb ``unstack``."""
 
 from typing import Any
 
@@ -12,28 +12,27 @@ from daskfactor.results.trace import Trace
 
 
 def unstack(result: Trace | xr.Dataset | xr.DataArray) -> Any:
-    """Put the dimensions that were stacked as rows or columns apart again, lazily.
+    """Unstack dimensions that were stacked as rows or columns, lazily.
 
-    Of data with the dimensions time, lat and lon, of which ``rows="time"`` were the rows,
-    ``posterior/H`` has the dimension lat_lon, with a MultiIndex; here it has lat and lon, with
-    all their labels in their order, and NaN where the data had no observed entry at all.
+    For data with the dimensions time, lat and lon and ``rows="time"``, ``posterior/H`` has the
+    dimension lat_lon with a MultiIndex; the result has lat and lon, with all labels in their
+    order, and NaN where the data have no observed entry.
 
     Parameters
     ----------
     result
-        A run, the path of its store, or any Dataset or DataArray that was taken from it, such as
-        a mean over draws.
+        Run, path of its store, or Dataset or DataArray of a run, such as a mean over draws.
 
     Returns
     -------
     DataTree, Dataset or DataArray
-        Of the kind that was passed. What has no stacked dimension is as it was. To give a run to
-        `predict`, `align` and the like, pass it as it was before.
+        Same type as the input, and unchanged without stacked dimensions. Other verbs, such as
+        `predict` and `align`, need the run before `unstack`.
 
     Raises
     ------
     OptionError
-        If it is none of these.
+        If ``result`` has another type.
 
     Examples
     --------
@@ -57,11 +56,11 @@ def unstack(result: Trace | xr.Dataset | xr.DataArray) -> Any:
     return tree_of(groups, tree.attrs)
 
 
-def _path(given: Any) -> Any:
-    """The path of a run."""
-    if not hasattr(given, "__fspath__") and not isinstance(given, str):
+def _path(value: Any) -> Any:
+    """Return the path of a run."""
+    if not hasattr(value, "__fspath__") and not isinstance(value, str):
         raise OptionError(
-            "unstack takes a run, the path of its store, or a Dataset or DataArray taken from it, "
-            f"got {type(given).__name__}"
+            "unstack needs a run, the path of its store, or a Dataset or DataArray of it, "
+            f"got {type(value).__name__}"
         )
-    return given
+    return value

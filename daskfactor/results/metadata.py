@@ -1,7 +1,7 @@
-"""The file at the root of a run store, which says what the store holds: read without zarr.
+"""Metadata file at the root of a run store, read without zarr.
 
-What opens a store to read or write it begins here; `daskfactor info` needs nothing more of a run
-that has ended. So no library that takes time to import is imported here.
+Readers and writers of a store start here; for a finished run, `daskfactor info` needs nothing else.
+Therefore this module imports no library that is slow to import.
 """
 
 import json
@@ -22,26 +22,26 @@ INDEX: Final = "consolidated_metadata"
 DESCRIPTIONS: Final = frozenset({"data", "init", "model", "run", "sampler"})
 """Attributes of the root that are JSON documents."""
 LENGTHS: Final = frozenset({"chains", "draws", "keep_every", "thin", "tune"})
-"""Attributes of the root that are whole numbers."""
+"""Attributes of the root that are integers."""
 HARMLESS: Final = frozenset(
     {"blosc", "bytes", "crc32c", "gzip", "transpose", "vlen-bytes", "vlen-utf8", "zstd"}
 )
-"""Codecs that turn bytes into numbers and texts and do nothing else."""
+"""Codecs that only decode bytes and cannot execute code."""
 TEXT: Final = 64
-"""Bytes that a label takes in memory that is a text of usual length."""
+"""Bytes of a text label of usual length in memory."""
 CHUNK: Final = 256
-"""Bytes that a chunk takes in a list of them."""
+"""Bytes of an entry in a list of chunks."""
 
 
 def read_root(view: "View") -> dict[str, Any]:
-    """Read the root's own file, checked to be a run store of a version that we know.
+    """Read and check the metadata of the root of a run store.
 
     Raises
     ------
     StoreError
-        If there is nothing.
+        If there is no store.
     StoreFormatError
-        If it is not ours, damaged or of another version.
+        If it is not a run store, is damaged or has another version.
     """
     root = view.name
     if not view.exists():
@@ -53,7 +53,7 @@ def read_root(view: "View") -> dict[str, Any]:
         if attrs.get("inference_library") == LIBRARY:
             version = attrs.get("format_version")
             if not isinstance(version, int) or version < 1:
-                why = f"it says that its format version is {version!r}, and the first one is 1"
+                why = f"its format version is {version!r}, but versions start at 1"
                 raise damaged(root, why)
             if version > FORMAT_VERSION:
                 raise StoreFormatError(
@@ -63,10 +63,10 @@ def read_root(view: "View") -> dict[str, Any]:
         check_seal(document, INDEX)
         for name in DESCRIPTIONS & attrs.keys():
             if not isinstance(json.loads(attrs[name]), dict):
-                raise damaged(root, f"what it says of its {name} is {attrs[name]}")
+                raise damaged(root, f"its attribute {name!r} is {attrs[name]}")
         for name in LENGTHS & attrs.keys():
             if not isinstance(attrs[name], int):
-                raise damaged(root, f"what it says of its {name} is {attrs[name]!r}")
+                raise damaged(root, f"its attribute {name!r} is {attrs[name]!r}")
         _ = nodes_of(document)["sample_stats/lp"]["shape"]
         _check_harmless(root, nodes_of(document))
     except StoreError:
@@ -75,7 +75,7 @@ def read_root(view: "View") -> dict[str, Any]:
         kind = view.kind()
         if kind == "blocks":
             raise StoreFormatError(
-                f"{root} is a matrix that {LIBRARY}.convert wrote, not a run: pass it as V to "
+                f"{root} is a matrix from {LIBRARY}.convert, not a run; pass it as V to "
                 f"{LIBRARY}.sample, or to daskfactor fit"
             ) from error
         if kind == "run":
@@ -87,7 +87,7 @@ def read_root(view: "View") -> dict[str, Any]:
 
 
 def _check_harmless(root: str, nodes: dict[str, Any]) -> None:
-    """Refuse what no run store has: codecs that may execute anything, more than memory can hold.
+    """Refuse unsafe codecs, and stores that do not fit in memory.
 
     Opening a run reads its labels, and lists its chunks.
     """
@@ -99,8 +99,8 @@ def _check_harmless(root: str, nodes: dict[str, Any]) -> None:
         if not codecs <= HARMLESS or node.get("storage_transformers"):
             others = ", ".join(sorted(codecs - HARMLESS)) or "a storage transformer"
             raise StoreFormatError(
-                f"{root} is no run store that can be trusted: {name} is decoded by {others}, which "
-                f"{LIBRARY} never writes; open only what comes from where you think it does"
+                f"{root} is not a safe run store: {name} is decoded by {others}, which {LIBRARY} "
+                "never writes; open only stores from sources that you trust"
             )
         pieces = node["chunk_grid"]["configuration"]["chunk_shape"]
         chunks += math.prod(map(_parts, shape, pieces))
@@ -110,28 +110,28 @@ def _check_harmless(root: str, nodes: dict[str, Any]) -> None:
     needed = labels + CHUNK * chunks
     if needed > free:
         raise StoreFormatError(
-            f"{root} has {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels, which take "
-            f"{needed / 2**30:,.1f} GiB to open, and {free / 2**30:,.1f} GiB of memory are free; "
-            "open it on a machine with more, if it comes from where you think it does"
+            f"{root} has {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels, which need "
+            f"{needed / 2**30:,.1f} GiB to open, but {free / 2**30:,.1f} GiB of memory are free; "
+            "open it on a machine with more memory if you trust its source"
         )
 
 
 def nodes_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Metadata of all groups and arrays that readers see, by path."""
+    """Return the metadata of all groups and arrays that readers see, by path."""
     return dict(document[INDEX]["metadata"])
 
 
 def intact(root: Path, document: dict[str, Any], limit: int | None = None) -> bool:
-    """Whether all chunks of a local store are there, each as it was written.
+    """Return True if a local store has all chunks, with correct checksums.
 
     Parameters
     ----------
     root
-        A run store in which nothing is left to write.
+        Run store in which nothing is left to write.
     document
-        Its root's own file. An array without checksums is not known to be intact.
+        Metadata of the root. False is returned for arrays without checksums.
     limit
-        Bytes beyond which an array's chunks are only counted.
+        Size of an array in bytes above which its chunks are only counted.
     """
     import google_crc32c
 
@@ -142,12 +142,12 @@ def intact(root: Path, document: dict[str, Any], limit: int | None = None) -> bo
             return False
         chunks = node["chunk_grid"]["configuration"]["chunk_shape"]
         expected = math.prod(map(_parts, node["shape"], chunks))
-        found = [file for file in (root / name).glob("c/**/*") if file.is_file()]
-        found = found or [file for file in [root / name / "c"] if file.is_file()]
-        if len(found) != expected:
+        files = [file for file in (root / name).glob("c/**/*") if file.is_file()]
+        files = files or [file for file in [root / name / "c"] if file.is_file()]
+        if len(files) != expected:
             return False
-        size = sum(file.stat().st_size for file in found)
-        for file in found if limit is None or size <= limit else ():
+        size = sum(file.stat().st_size for file in files)
+        for file in files if limit is None or size <= limit else ():
             raw = file.read_bytes()
             if google_crc32c.value(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
                 return False

@@ -1,4 +1,4 @@
-"""Open the store of a run as one tree, cut to the draws that a checkpoint vouches for."""
+"""Open the store of a run as a tree, cut to the draws of the last checkpoint."""
 
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -27,36 +27,35 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataTree:
-    """Open the run at ``path`` lazily: the draws that its last checkpoint vouches for.
+    """Open the run at ``path`` lazily, with the draws of its last checkpoint.
 
-    Works while the run is still going on and after it was killed. With chains at
-    different lengths the tree holds the largest full rectangle of draws. Of particles
-    there are those that are finished; ``lp``, ``weight`` and the group ``stein`` are left
-    out until all of them are.
+    The run may still be active, or may have been killed. If chains have different lengths, the
+    tree has the largest full rectangle of draws. Particles are those that are finished; ``lp``,
+    ``weight`` and the group ``stein`` are missing until all of them are.
 
     Parameters
     ----------
     path
         Local path of a run store, a URL that one was written to (``s3://``, ``gs://``, ``az://``,
-        ``memory://``), or one that fsspec knows of a local run that was copied there. Credentials
-        are taken from the environment.
+        ``memory://``), or an fsspec URL of a copy of a local run. Credentials come from the
+        environment.
     snapshot
-        An earlier checkpoint of a run that was written to a URL, by its id: of the commits that
-        ``icechunk.Repository.ancestry(branch="main")`` lists, or one that the message lists about
-        an id that is unknown. Left out, the newest. Older ones expire: the newest six stay, and
-        those of the last ten minutes while the run goes on.
+        Id of an earlier checkpoint of a run at a URL, from
+        ``icechunk.Repository.ancestry(branch="main")`` or from the error message for an unknown
+        id; by default the newest. Older ones expire: the newest six are kept, and those of the
+        last ten minutes while the run is active.
 
     Returns
     -------
     DataTree
-        Backed by dask: nothing but coordinates has been read.
+        Backed by dask; only coordinates are read.
 
     Raises
     ------
     StoreError
-        If there is nothing at ``path``.
+        If there is no store at ``path``.
     StoreFormatError
-        If what is there is not a run store, is damaged or of a newer version.
+        If it is not a run store, is damaged or has a newer version.
 
     Examples
     --------
@@ -72,14 +71,14 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
     """
     if not isinstance(path, str | PathLike):
         raise OptionError(
-            f"open_run takes the path of a run store, got a {type(path).__name__}; a result in "
-            "memory is a trace already"
+            f"open_run needs the path of a run store, got a {type(path).__name__}; a result in "
+            "memory is already a trace"
         )
     return committed_tree(view_of(path, snapshot), None)
 
 
 def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
-    """Open a run's tree, cut to ``counts`` or to what its newest checkpoint vouches for."""
+    """Open the tree of a run, cut to ``counts`` or to the draws of its newest checkpoint."""
     document = read_root(view)
     if counts is None:
         chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
@@ -104,21 +103,20 @@ def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
 
 
 def _marker(view: View, document: dict[str, Any]) -> dict[str, Any]:
-    """Read what a run store's newest checkpoint vouches for."""
+    """Read the marker of the newest checkpoint of a run store."""
     try:
         return read_marker(view)
     except StoreFormatError as error:
         if SEAL in document[INDEX]:
             raise
         raise StoreFormatError(
-            f"{view.name} was written by xarray, as trace.to_zarr does, and not by {LIBRARY}: open "
-            f"it with xarray.open_datatree({view.name!r}, engine='zarr'), and pass the result "
-            "wherever a trace is taken"
+            f"{view.name} was written by xarray (trace.to_zarr), not by {LIBRARY}; open it with "
+            f"xarray.open_datatree({view.name!r}, engine='zarr') and pass the result as the trace"
         ) from error
 
 
 def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
-    """Open the chunks of a run store to read them, each as it was written."""
+    """Open a run store for reading, with checks of checksums."""
     from daskfactor.results.zarr_stores import CheckedStore
 
     checked = [
@@ -131,17 +129,17 @@ def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
 
 
 def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
-    """Cut a tree to the draws that all of the chains have that have most, and what belongs to them.
+    """Cut a tree to the largest full rectangle of draws, with their statistics.
 
     Parameters
     ----------
     tree
-        A run store at its full planned size.
+        Run store at its full planned size.
     counts
-        Draws that its checkpoint vouches for.
+        Draws of its checkpoint.
     """
     draws, chains = _rectangle(counts.draws)
-    # Particles have no weights yet before their group is described, which comes last.
+    # Particles have weights once their group has attributes, which are written last.
     stein = tree.children.get(STEIN)
     weighed = stein is not None and set(stein.attrs) - set(GROUP_ATTRS)
     unweighted = stein is not None and not (weighed and draws == stein.sizes["draw"])
@@ -149,7 +147,7 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
     groups: dict[str, Any] = {}
     for name, node in tree.children.items():
         cut: dict[str, Any] = {"draw": slice(planned_draws(name, draws))}
-        if name == WARMUP:  # elsewhere it may be the user's own dimension
+        if name == WARMUP:  # in other groups it may be a dimension of the user
             cut = {"warmup_draw": slice(warmup)}
         if len(chains) < len(counts.draws):
             cut["chain"] = chains
@@ -159,7 +157,7 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
         if unweighted and name == "sample_stats":
             dataset = dataset.drop_vars(["lp", "weight"], errors="ignore")
         dataset = dataset.isel(cut, missing_dims="ignore")
-        # Moments are rewritten in place; a count of 0 says that this was cut short.
+        # Moments are rewritten in place; a count of 0 means that this was interrupted.
         if "count" in dataset:
             dataset["count"] = dataset["count"].compute(scheduler="synchronous")
             if not bool((dataset["count"] > 0).any()):
@@ -169,7 +167,7 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
 
 
 def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Draws and chains of the largest block of draws that every chain in it has."""
+    """Return number of draws, and chains, of the largest full rectangle of draws."""
     ordered = sorted(draws, reverse=True)
     height = max(range(len(ordered)), key=lambda at: ((at + 1) * ordered[at], at))
     least = ordered[height]
@@ -177,17 +175,17 @@ def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
 
 
 def check_weights(weights: NDArray[np.floating[Any]]) -> None:
-    """Refuse weights that are no probability masses.
+    """Refuse weights that are not probability masses.
 
     Raises
     ------
     StoreFormatError
         If one is negative or not finite, or if they do not add up to 1 within 1e-6.
     """
-    whole = weights.size > 0 and bool(np.isfinite(weights).all())
-    if not (whole and weights.min() >= 0 and abs(weights.sum() - 1.0) <= 1e-6):
+    complete = weights.size > 0 and bool(np.isfinite(weights).all())
+    if not (complete and weights.min() >= 0 and abs(weights.sum() - 1.0) <= 1e-6):
         least = weights.min() if weights.size else np.nan
         raise StoreFormatError(
             f"weights of particles must be at least 0 and add up to 1, got a smallest of {least:g} "
-            f"and a sum of {weights.sum():g}; write them anew, divided by their sum"
+            f"and a sum of {weights.sum():g}; divide them by their sum"
         )

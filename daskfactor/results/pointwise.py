@@ -1,16 +1,16 @@
-r"""Log densities of single cells and draws of new observations there, as ArviZ's groups.
+r"""Log-likelihoods of single cells and posterior predictive draws, as groups for ArviZ.
 
-A cell is one value ``v`` with the mean ``mu`` of a draw of the factors. Its density is the law's
-own, with every constant, for each unit of v, at the dispersion of that draw where dispersions are
-drawn (so that beta = 1 has phi times Poisson's masses over phi: with them undivided, a model whose
-dispersion is set high to make up for a poor fit would seem to predict better). With the
-uncertainty :math:`\sigma` of a cell it is that of :math:`\mathcal N(\mu, \phi \sigma^2)`. A cell
-of weight w is w observations of the same value, as it is to the posterior:
+A cell is one value ``v`` with the mean ``mu`` of a draw of the factors. Its density is that of the
+likelihood, normalised with respect to v, at the dispersion of the draw if it is sampled (for
+beta = 1, Poisson masses are divided by phi: without this, a model with a high dispersion that
+hides a poor fit would seem to predict better). With the uncertainty :math:`\sigma` of a cell it is
+that of :math:`\mathcal N(\mu, \phi \sigma^2)`. A cell of weight w counts as w observations of the
+same value, as in the posterior:
 
 .. math:: \ell_{ij} = w_{ij} \log p(v_{ij} \mid \mu_{ij}, \phi)
 
-so that leaving it out by its likelihood leaves out what the run took in. A new observation
-is one of weight 1.
+so that removing its likelihood removes its full influence on the run. A new observation has
+weight 1.
 """
 
 import math
@@ -39,7 +39,7 @@ from daskfactor.results.predictive_moments import (
 from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, reads_here
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -51,12 +51,12 @@ CELLS: Final = (
 )
 OBSERVED: Final = "observed_data"
 HELD_OUT: Final = "held_out_log_likelihood"
-"""Group of log densities of cells that a run has not seen: `arviz.loo` looks for another."""
+"""Group of log-likelihoods of held-out cells, which `arviz.loo` does not use."""
 DISPERSIONS: Final = ("dispersion", "noise")
-"""What the dispersion of an observation may be called among what is drawn."""
+"""Names of the dispersion of an observation among sampled variables."""
 
 
-@reads_here
+@reads_in_threads
 def log_likelihood(
     trace: Trace,
     cells: Any,
@@ -66,47 +66,47 @@ def log_likelihood(
     weights: Any = None,
     held_out: bool | None = None,
 ) -> xr.DataTree:
-    r"""Log density of the values at some cells under every draw, for ArviZ's ``loo`` and others.
+    r"""Return the log-likelihood of some cells for every draw, for ArviZ's ``loo`` and others.
 
     .. math:: \ell^{(t)}_{ij} = w_{ij} \log p(v_{ij} \mid (W^{(t)} H^{(t)})_{ij}, \phi^{(t)})
 
-    with all normalising constants. Nothing is read or computed of the draws until asked for.
+    with all normalising constants, evaluated lazily.
 
-    **What to trust.** The honest score of a factorization is that of cells which it never saw:
-    hold some out and take the log of the mean over draws of the density there, by `hold_out` or by
-    ``arviz.loo_kfold`` with `sampling_wrapper`. ``arviz.loo`` imitates that by weighting the
-    draws anew. But a cell is much of what is known of its row and its column: where these are
-    short, or a cell is unlike the others, their factors would move farther than the draws reach,
-    which a large Pareto k tells. ``python -m benchmarks --only leave_one_out`` compares it on
-    small matrices of Poisson counts with runs without the cell: ``loo`` is near where k is small,
-    and off by tenths of a nat for single cells where it is large; the density at cells that were
-    seen is farther off, and always too good. So ``loo`` of many cells is a fair score where few k
-    are large; that of one cell is not. ``arviz.reloo`` refits for those of large k.
+    **Reliability.** The best score of a factorization is that of held-out cells: the log of the
+    mean density over draws, with `hold_out`, or with ``arviz.loo_kfold`` and `sampling_wrapper`.
+    ``arviz.loo`` approximates it by importance weights of the draws. A cell can have a large
+    influence on the factors of its row and column if these are short, or if the cell is an
+    outlier; the draws then do not cover the posterior without the cell, and Pareto k is large.
+    ``python -m benchmarks --only leave_one_out`` compares ``loo`` on small matrices of Poisson
+    counts with runs without the cell: the error is small for small k, and tenths of a nat for
+    single cells with large k; the in-sample density has a larger error and is always too high.
+    So ``loo`` of many cells is a fair score if few k are large, but not that of a single cell.
+    ``arviz.reloo`` refits for cells with large k.
 
-    ``arviz.loo`` is for cells that the run has seen, and for these alone: of held-out cells it
-    would leave out what was never in, and tell too low a score. Theirs is
-    :math:`\sum_{ij} \log \frac1T \sum_t \exp \ell^{(t)}_{ij}`, as it stands, and they are in a
-    group of their own, ``held_out_log_likelihood``, which ``arviz.loo`` does not take.
+    ``arviz.loo`` is only for observed cells: for held-out cells it would remove data that the run
+    did not use, and its score would be too low. The score of held-out cells is
+    :math:`\sum_{ij} \log \frac1T \sum_t \exp \ell^{(t)}_{ij}`; they are in a separate group,
+    ``held_out_log_likelihood``, which ``arviz.loo`` does not use.
 
     Parameters
     ----------
     trace
-        Result of a run that kept draws, or the path of its store. Of P-SGRRLD, the fine chain.
+        Result of a run that kept draws, or the path of its store; the fine chain of P-SGRRLD.
     cells
-        ``(rows, columns)``: integer positions, as ``sample(monitor=...)`` takes and
-        ``hold_out(...).cells`` is, or labels (text, dates; numbers as `xarray.DataArray`); or a
-        boolean mask of the shape of the data.
+        ``(rows, columns)``: integer positions, as in ``sample(monitor=...)`` and
+        ``hold_out(...).cells``, or labels (text, dates; numbers as `xarray.DataArray`); or a
+        boolean mask with the shape of the data.
     V
-        The values at these cells, one for each; or a matrix of the shape of the run's, anything
-        that `sample` takes. Left out: the run's own data, where results keep them.
+        Values of these cells; or a matrix with the shape of the data, in any form that `sample`
+        accepts. By default the data of the run, if its result has them.
     uncertainty
-        For a run with uncertainties of cells: that of these cells, one number or one for
-        each. Left out: the run's own, where results keep them.
+        Uncertainty of these cells for a run with uncertainties, one number or one for each. By
+        default that of the run, if its result has it.
     weights
-        The same for a run with weights of cells.
+        Weights of these cells for a run with weights, likewise.
     held_out
-        Whether the run has not seen these cells. Left out: as its data say, where results keep
-        them, or where it saw every cell.
+        True if the run did not use these cells. By default determined from the data of the run,
+        if its result has them, or if every cell was observed.
 
     Returns
     -------
@@ -114,18 +114,18 @@ def log_likelihood(
         ``log_likelihood`` with V (chain, draw, cell), backed by dask; ``observed_data`` with V
         (cell,); of held-out cells these are ``held_out_log_likelihood`` and ``held_out_data``.
         ``posterior`` with mu (chain, draw, cell), on which ``loo`` counts effective
-        draws. Cells carry their labels, ``row_index`` and ``column_index``. ArviZ 1.x takes
-        it as it is, ArviZ 0.2x as ``arviz.from_datatree(tree)``.
+        draws. Cells have their labels, ``row_index`` and ``column_index``. Pass it to ArviZ 1.x
+        directly, and to ArviZ 0.2x as ``arviz.from_datatree(tree)``.
 
     Raises
     ------
     OptionError
-        If a cell does not exist, the run kept no draws, or these have weights; if some cells were
-        seen and others not, or it is not known which.
+        If a cell does not exist, the run kept no draws, or draws have weights; if only some cells
+        were observed, or this cannot be determined.
     DataError
-        If a value is missing or none of the law's.
+        If a value is missing or impossible under the likelihood.
     ModelError
-        If the density of the law has neither a closed form nor a series here.
+        If the density has neither a closed form nor a series here.
 
     Examples
     --------
@@ -138,62 +138,63 @@ def log_likelihood(
     >>> dict(tree["log_likelihood"].sizes)
     {'chain': 1, 'draw': 20, 'cell': 2}
     """
-    asked = _ask(trace, cells, uncertainty, "a log-likelihood")
-    values, seen = _values(asked, V)
-    asked.law.check_values(values.min(initial=1.0), values.max(initial=1.0))
-    apart = _held_out(asked, held_out, seen)
-    found = map_blocks(
+    request = _request_cells(trace, cells, uncertainty, "a log-likelihood")
+    values, seen = _values(request, V)
+    request.law.check_values(values.min(initial=1.0), values.max(initial=1.0))
+    unseen = _are_unseen(request, held_out, seen)
+    densities = map_blocks(
         _log_density,
-        asked.mu,
-        asked.dispersion,
-        _along_cells(asked, values),
-        _along_cells(asked, _weights(asked, weights)),
-        law=asked.law,
+        request.mu,
+        request.dispersion,
+        _along_cells(request, values),
+        _along_cells(request, _weights(request, weights)),
+        law=request.law,
         dtype=np.float64,
         meta=np.empty((0, 0, 0)),
     )
-    name, data = (HELD_OUT, "held_out_data") if apart else ("log_likelihood", OBSERVED)
-    return _tree(asked, {name: found}, values, data)
+    name, data = (HELD_OUT, "held_out_data") if unseen else ("log_likelihood", OBSERVED)
+    return _tree(request, {name: densities}, values, data)
 
 
-def _held_out(asked: "_CellRequest", told: bool | None, seen: bool) -> bool:
-    """Whether the run has not seen the cells: as its data say, or as the caller does.
+def _are_unseen(request: "_CellRequest", declared: bool | None, seen: bool) -> bool:
+    """Return True if the run did not use the cells, by its data or the argument ``held_out=``.
 
-    ``seen``: their values come from the run's own data, or from a matrix with as many entries.
+    ``seen`` is True if values come from the data of the run, or from a matrix as large.
 
     Raises
     ------
     OptionError
-        If this holds for some of them, is not what the caller says, or is not known.
+        If it is true for only some cells, contradicts the argument, or cannot be determined.
     """
-    if told is not None:
-        told = truth("held_out", told)
-    about, kept = asked.run.data, _own_values(asked)
-    shape = about.get("shape", ()) if asked.run.axes is None else asked.run.axes.sizes
-    whole = seen or "n_observed" not in about or about["n_observed"] == math.prod(shape)
-    if kept is not None:
-        unseen = int(np.isnan(kept).sum())
-    elif whole:
+    if declared is not None:
+        declared = truth("held_out", declared)
+    about, observed = request.run.data, _stored_values(request)
+    shape = about.get("shape", ()) if request.run.axes is None else request.run.axes.sizes
+    complete = seen or "n_observed" not in about or about["n_observed"] == math.prod(shape)
+    if observed is not None:
+        unseen = int(np.isnan(observed).sum())
+    elif complete:
         unseen = 0
-    elif told is not None:
-        return told
+    elif declared is not None:
+        return declared
     else:
         raise OptionError(
-            "the results do not keep the data, so that nothing tells whether the run has seen "
-            "these cells: pass held_out=True if they were left out, or held_out=False"
+            "the result does not have the data, so that it cannot show whether the run used these "
+            "cells; pass held_out=True if they were held out, otherwise held_out=False"
         )
-    if 0 < unseen < len(asked.cells[0]):
+    if 0 < unseen < len(request.cells[0]):
+        total = len(request.cells[0])
         raise OptionError(
-            f"the run has seen {len(asked.cells[0]) - unseen} of these {len(asked.cells[0])} cells "
-            "and not the others, whose log-likelihoods do not mean the same: ask for them apart"
+            f"the run used {total - unseen} of these {total} cells "
+            "but not the others, whose log-likelihoods are not comparable; pass them separately"
         )
-    if told not in (None, unseen > 0) and (kept is not None or "n_observed" in about):
-        has = "has not" if unseen else "has"
-        raise OptionError(f"held_out={told}, but the run {has} seen these cells; leave it out")
-    return unseen > 0 if told is None else told
+    if declared not in (None, unseen > 0) and (observed is not None or "n_observed" in about):
+        used = "did not use" if unseen else "used"
+        raise OptionError(f"held_out={declared}, but the run {used} these cells; leave it out")
+    return unseen > 0 if declared is None else declared
 
 
-@reads_here
+@reads_in_threads
 def posterior_predictive(
     trace: Trace,
     cells: Any,
@@ -202,25 +203,25 @@ def posterior_predictive(
     uncertainty: Any = None,
     random_seed: int | None = None,
 ) -> xr.DataTree:
-    r"""Draw a new observation of some cells under every draw, for ArviZ's ``plot_ppc`` and others.
+    r"""Draw a new observation of some cells for every draw, for ArviZ's ``plot_ppc`` and others.
 
     .. math:: \tilde v^{(t)}_{ij} \sim p(v \mid (W^{(t)} H^{(t)})_{ij}, \phi^{(t)})
 
-    The same seed, chain and cell give the same observations, whatever other cells are asked for
-    and however the result is chunked. Nothing is read or drawn until asked for.
+    Observations are determined by seed, chain and cell; they do not depend on other cells or on
+    chunks. They are drawn lazily.
 
     Parameters
     ----------
     trace, cells, V, uncertainty
-        As for `log_likelihood`. Cells may be missing; values that are not known are left out.
+        As for `log_likelihood`. Cells may be missing; missing values are omitted.
     random_seed
-        Any whole number; left out, that of the run.
+        Any integer; by default that of the run.
 
     Returns
     -------
     DataTree
         ``posterior_predictive`` with V (chain, draw, cell), backed by dask; ``observed_data``
-        with V (cell,) if all of the values are known; ``posterior`` with mu.
+        with V (cell,) if no value is missing; ``posterior`` with mu.
 
     Raises
     ------
@@ -240,32 +241,32 @@ def posterior_predictive(
     >>> sorted(tree.children)
     ['observed_data', 'posterior', 'posterior_predictive']
     """
-    asked = _ask(trace, cells, uncertainty, "a posterior predictive sample")
-    values = _values(asked, V)[0] if V is not None else _own_values(asked)
+    request = _request_cells(trace, cells, uncertainty, "a posterior predictive sample")
+    values = _values(request, V)[0] if V is not None else _stored_values(request)
     if random_seed is None:
-        random_seed = int(asked.run.attrs.get("random_seed", 0))
-    mu = asked.mu.rechunk({0: 1, 1: -1, 2: max(1, BLOCK_BYTES // (8 * asked.mu.shape[1]))})
-    chains = asked.run.posterior["chain"].values
-    found = map_blocks(
+        random_seed = int(request.run.attrs.get("random_seed", 0))
+    mu = request.mu.rechunk({0: 1, 1: -1, 2: max(1, BLOCK_BYTES // (8 * request.mu.shape[1]))})
+    chains = request.run.posterior["chain"].values
+    draws = map_blocks(
         _new_observations,
         mu,
-        asked.dispersion,
-        *(_along_cells(asked, at, mu.chunks[2]) for at in asked.numbers),
+        request.dispersion,
+        *(_along_cells(request, at, mu.chunks[2]) for at in request.numbers),
         from_array(chains[:, None, None], chunks=1),
-        law=asked.law,
+        law=request.law,
         seed=resolve_seed(random_seed),
         dtype=np.float64,
         meta=np.empty((0, 0, 0)),
     )
-    known = None if values is None or np.isnan(values).any() else values
-    return _tree(asked, {"posterior_predictive": found}, known)
+    complete = None if values is None or np.isnan(values).any() else values
+    return _tree(request, {"posterior_predictive": draws}, complete)
 
 
 class _CellRequest(NamedTuple):
-    """What is asked of which cells of a run; ``dispersion`` (chain, draw, cell), or 1 for any.
+    """Cells of a run with their means and dispersions for every draw.
 
-    ``cells`` are positions in the run; ``numbers`` those in the data, of a tensor in its first
-    unfolding.
+    ``dispersion`` is (chain, draw, cell), with length 1 if constant; ``cells`` are positions in the
+    run; ``numbers`` those in the data, for a tensor in its first unfolding.
     """
 
     run: Run
@@ -276,14 +277,13 @@ class _CellRequest(NamedTuple):
     numbers: tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _CellRequest:
-    """Find the cells, and their means and dispersions under every draw."""
+def _request_cells(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _CellRequest:
+    """Return cells of a run, with their means and dispersions for every draw."""
     run = Run.of(trace, purpose)
     if run.weights is not None and np.ptp(run.weights) > 1e-12:
         raise OptionError(
-            f"{purpose} has one number for every draw, which ArviZ counts alike, and these draws "
-            "have weights; use daskfactor.predict, which goes by the weights, or the draws of "
-            "daskfactor.sample"
+            f"{purpose} needs draws of equal weight for ArviZ, but these draws have weights; use "
+            "daskfactor.predict, which uses the weights, or draws of daskfactor.sample"
         )
     axes = run.axes
     if axes is None:
@@ -291,30 +291,32 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _CellReque
     model, dispersion = observed_law(run)
     if not model.has_observations:
         raise OptionError(
-            f"{purpose} needs a law of observations, and a {type(model).__name__} has none: it "
-            "only tells good factorizations from others"
+            f"{purpose} needs a likelihood of observations, which {type(model).__name__} does not "
+            "have; use another model"
         )
     if not knows_variances(run, uncertainty):
         raise OptionError(
-            f"{purpose} needs the uncertainty of each of these cells, and the run did not keep "
-            "those that it was given; pass them as uncertainty="
+            f"{purpose} needs the uncertainty of each of these cells, which the result does not "
+            "have; pass them as uncertainty="
         )
     law = model.likelihood
-    law.log_normalizer(np.ones(1), 1.0)  # refuses a law without a density
+    law.log_normalizer(np.ones(1), 1.0)  # raises if the likelihood has no density
     if axes is None:
         at = _chosen(run, cells)
         numbers = at[0].values, at[1].values
     else:
-        found = chosen(run, axes, cells)
-        run, at = found.run, (found.rows, found.columns)
+        tensor = chosen(run, axes, cells)
+        run, at = tensor.run, (tensor.rows, tensor.columns)
         numbers = at[0].values, axes.columns(at[0])
     group = run.posterior
-    drawn = next((own.name for own in model.learnt if own.name in DISPERSIONS), None)
+    drawn = next(
+        (parameter.name for parameter in model.learnt if parameter.name in DISPERSIONS), None
+    )
     phi: Any = np.reshape(dispersion, (1, 1, -1))
     if drawn in group:
         phi = group[drawn].transpose("chain", "draw", ...).values.astype(np.float64)
         phi = phi.reshape(*phi.shape[:2], -1)
-    if phi.shape[2] > 1:  # of columns
+    if phi.shape[2] > 1:  # one for each column
         phi = phi[:, :, at[1].values]
     if has_uncertainty(run):
         phi = phi * _squares(run, at, uncertainty)
@@ -325,32 +327,33 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _CellReque
 
 
 def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
-    """Positions of rows and columns of the cells, along one dimension, with their labels."""
+    """Return rows and columns of the cells along one dimension, with their labels."""
     every = select(run, None, None)
     pair = isinstance(cells, tuple | list) and len(cells) == 2
     if pair:
-        named = [isinstance(own, xr.DataArray) for own in cells]
+        named = [isinstance(item, xr.DataArray) for item in cells]
         named = [
-            a or np.asarray(own).dtype.kind not in "iu" for a, own in zip(named, cells, strict=True)
+            a or np.asarray(item).dtype.kind not in "iu"
+            for a, item in zip(named, cells, strict=True)
         ]
         cells = tuple(cells)
-    if pair and all(named) and all(np.size(own) for own in cells):
-        keys = [xr.DataArray(np.atleast_1d(np.asarray(own)), dims="cell") for own in cells]
+    if pair and all(named) and all(np.size(item) for item in cells):
+        keys = [xr.DataArray(np.atleast_1d(np.asarray(item)), dims="cell") for item in cells]
         rows, columns = select(run, *keys)
     else:
         shape, names = [at.size for at in every], [str(at.dims[0]) for at in every]
         if isinstance(cells, xr.DataArray) and any(at.attrs["levels"] for at in every):
             cells = _stacked_mask(cells, every)
-        found = cell_positions(cells, shape, names, CELLS, (keys_of(every[0]), keys_of(every[1])))
-        keys = [xr.DataArray(own, dims="cell") for own in found]
+        places = cell_positions(cells, shape, names, CELLS, (keys_of(every[0]), keys_of(every[1])))
+        keys = [xr.DataArray(item, dims="cell") for item in places]
         rows, columns = (at.isel({at.dims[0]: key}) for at, key in zip(every, keys, strict=True))
     if rows.size == 0:
-        raise OptionError(f"{CELLS}; got no cells at all")
+        raise OptionError(f"{CELLS}; got no cells")
     return rows, columns
 
 
 def _stacked_mask(mask: xr.DataArray, every: tuple[xr.DataArray, xr.DataArray]) -> xr.DataArray:
-    """A mask over dimensions that the run has stacked, as one over rows and columns, by label."""
+    """Return a mask over stacked dimensions as a mask over rows and columns, by label."""
     sides = [list(at.attrs["levels"]) or [at.dims[0]] for at in every]
     if set(mask.dims) != {*sides[0], *sides[1]}:
         return mask
@@ -360,23 +363,25 @@ def _stacked_mask(mask: xr.DataArray, every: tuple[xr.DataArray, xr.DataArray]) 
     for axis, at in enumerate(every):
         levels = at.attrs["levels"]
         codes = [
-            mask.indexes.get(name, pd.Index(own)).get_indexer(pd.Index(at[name].values))
-            for name, own in levels.items()
+            mask.indexes.get(name, pd.Index(values)).get_indexer(pd.Index(at[name].values))
+            for name, values in levels.items()
         ]
         sizes = [mask.sizes[name] for name in levels]
-        if any((own < 0).any() or own.max() >= n for own, n in zip(codes, sizes, strict=True)):
+        if any(
+            (values < 0).any() or values.max() >= n for values, n in zip(codes, sizes, strict=True)
+        ):
             raise OptionError(
-                f"cells lack some of the run's labels of {', '.join(map(repr, levels))}; pass a "
-                "mask over all of them"
+                f"cells lack some labels of the run along {', '.join(map(repr, levels))}; pass a "
+                "mask over all labels"
             )
         if levels:
             flat = flat.take(np.ravel_multi_index(tuple(codes), tuple(sizes)), axis)
-    kept = {at.dims[0]: mask[at.dims[0]] for at in every if at.dims[0] in mask.coords}
-    return xr.DataArray(flat, kept, [at.dims[0] for at in every])
+    coords = {at.dims[0]: mask[at.dims[0]] for at in every if at.dims[0] in mask.coords}
+    return xr.DataArray(flat, coords, [at.dims[0] for at in every])
 
 
 def _means(group: xr.Dataset, cells: tuple[xr.DataArray, xr.DataArray]) -> Lazy:
-    """Mu of all draws at the cells, (chain, draw, cell), a block of draws and cells at a time."""
+    """Return mu of all draws at the cells, (chain, draw, cell), lazily and in blocks."""
     draws = draws_of(group, cells)
     return blockwise(
         _block_of_means,
@@ -396,14 +401,16 @@ def _block_of_means(W: Array, H: Array, row_at: Array, column_at: Array) -> Arra
     return out
 
 
-def _along_cells(asked: _CellRequest, values: Array, chunks: Any = None) -> Lazy:
-    """Numbers of cells beside (chain, draw, cell), chunked alike."""
-    return from_array(values[None, None], chunks=(1, 1, chunks or asked.mu.chunks[2]))
+def _along_cells(request: _CellRequest, values: Array, chunks: Any = None) -> Lazy:
+    """Return numbers of cells as an array (1, 1, cell) with the chunks of mu."""
+    return from_array(values[None, None], chunks=(1, 1, chunks or request.mu.chunks[2]))
 
 
 def _log_density(mu: Array, phi: Array, v: Array, weight: Array, law: Likelihood) -> Array:
-    own: Any = phi if phi.size > 1 else phi.item()
-    density = law.log_density(np.broadcast_to(v, mu.shape), mu, own) - np.log(law.spacing(own))
+    dispersion: Any = phi if phi.size > 1 else phi.item()
+    density = law.log_density(np.broadcast_to(v, mu.shape), mu, dispersion) - np.log(
+        law.spacing(dispersion)
+    )
     return np.asarray(weight * density)
 
 
@@ -413,99 +420,103 @@ def _new_observations(
     out, chain = np.empty(mu.shape), int(chains.item())
     for p, (row, column) in enumerate(zip(rows.flat, columns.flat, strict=True)):
         rng = generator(seed, chain, Stream.PREDICTION, int(row), int(column))
-        own = phi[0, :, p if phi.shape[2] > 1 else 0]
-        drawn: Any = own if own.size > 1 else own.item()
+        cell_phi = phi[0, :, p if phi.shape[2] > 1 else 0]
+        drawn: Any = cell_phi if cell_phi.size > 1 else cell_phi.item()
         out[0, :, p] = law.sample(rng, mu[0, :, p], drawn)
     return out
 
 
-def _squares(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any) -> Array:
-    """Squared uncertainties of the cells, (cell,)."""
-    found = np.asarray(variances(run, cells, given, np.empty(cells[0].size)).compute())
-    wrong = ~((found > 0) & np.isfinite(found))
+def _squares(run: Run, cells: tuple[xr.DataArray, xr.DataArray], uncertainty: Any) -> Array:
+    """Return squared uncertainties of the cells, (cell,)."""
+    squares = np.asarray(variances(run, cells, uncertainty, np.empty(cells[0].size)).compute())
+    wrong = ~((squares > 0) & np.isfinite(squares))
     if wrong.any():
         raise DataError(
-            f"{wrong.sum()} of {found.size} cells have no positive, finite uncertainty, the first "
-            f"at row {cells[0].values[wrong][0]}, column {cells[1].values[wrong][0]}; pass them as "
-            "uncertainty="
+            f"{wrong.sum()} of {squares.size} cells have no positive, finite uncertainty, the "
+            f"first at row {cells[0].values[wrong][0]}, column {cells[1].values[wrong][0]}; "
+            "pass them as uncertainty="
         )
-    return found
+    return squares
 
 
-def _weights(asked: _CellRequest, given: Any) -> Array:
-    """Weights of the cells, (cell,); 1 in a run without."""
-    size = asked.cells[0].size
-    if asked.run.data.get("weighting") != "weights":
-        if given is not None:
-            raise OptionError(
-                "weights are for runs that were given weights of cells; leave weights out"
-            )
+def _weights(request: _CellRequest, passed: Any) -> Array:
+    """Return weights of the cells, (cell,); 1 for a run without weights."""
+    size = request.cells[0].size
+    if request.run.data.get("weighting") != "weights":
+        if passed is not None:
+            raise OptionError("the run has no weights of cells; leave weights out")
         return np.ones(size)
-    kept = asked.run.observed("weights")
-    if given is None and kept is None:
+    stored = request.run.observed("weights")
+    if passed is None and stored is None:
         raise OptionError(
-            "a log-likelihood needs the weight of each of these cells, and the run did not keep "
-            "those that it was given; pass them as weights="
+            "a log-likelihood needs the weight of each of these cells, which the result does not "
+            "have; pass them as weights="
         )
-    found = _looked_up(kept, asked.cells) if given is None else np.asarray(given, np.float64)
-    if found.shape not in ((), (size,)) or not (np.isfinite(found).all() and (found >= 0).all()):
+    weights = (
+        _entries_at(stored, request.cells) if passed is None else np.asarray(passed, np.float64)
+    )
+    if weights.shape not in ((), (size,)) or not (
+        np.isfinite(weights).all() and (weights >= 0).all()
+    ):
         raise DataError(
             f"weights must be one finite number of at least 0, or one for each of the {size} "
-            f"cells, got shape {found.shape}"
+            f"cells, got shape {weights.shape}"
         )
-    return np.broadcast_to(found, (size,))
+    return np.broadcast_to(weights, (size,))
 
 
-def _own_values(asked: _CellRequest) -> NDArray[np.float64] | None:
-    """What results keep of the data at the cells, NaN where that is missing."""
-    kept = asked.run.observed("V")
-    return None if kept is None else _looked_up(kept, asked.cells)
+def _stored_values(request: _CellRequest) -> NDArray[np.float64] | None:
+    """Return stored values of the cells, NaN if missing; None if the result has no data."""
+    observed = request.run.observed("V")
+    return None if observed is None else _entries_at(observed, request.cells)
 
 
-def _looked_up(kept: Any, cells: tuple[xr.DataArray, xr.DataArray]) -> NDArray[np.float64]:
-    """Entries of a matrix of the results at cells."""
+def _entries_at(stored: Any, cells: tuple[xr.DataArray, xr.DataArray]) -> NDArray[np.float64]:
+    """Return the entries of a stored matrix at cells."""
     rows, columns = (at.values for at in cells)
-    found = kept.data
-    picked = found[rows, columns] if isinstance(found, np.ndarray) else found.vindex[rows, columns]
+    values = stored.data
+    picked = (
+        values[rows, columns] if isinstance(values, np.ndarray) else values.vindex[rows, columns]
+    )
     return np.asarray(picked, np.float64)
 
 
-def _values(asked: _CellRequest, given: Any) -> tuple[NDArray[np.float64], bool]:
-    """The values at the cells, none of them missing, and whether the run is known to have them."""
-    rows, columns = asked.cells
-    size, seen = rows.size, given is None
-    if given is None:
-        found, advice = _own_values(asked), "as V=, for example hold_out(...).values"
-        if found is None:
+def _values(request: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
+    """Return the values of the cells, and True if they are known to be those of the run."""
+    rows, columns = request.cells
+    size, seen = rows.size, V is None
+    if V is None:
+        values, advice = _stored_values(request), "as V=, for example hold_out(...).values"
+        if values is None:
             raise OptionError(
-                "results keep small dense data alone, and these keep none; pass the matrix or the "
-                "values at these cells as V="
+                "the result has no data, which are stored only if dense and small; pass the matrix "
+                "or the values of these cells as V="
             )
-    elif np.ndim(given) == 1 and not isinstance(given, str):
-        found, advice = np.asarray(given, np.float64), "without NaN"
-        if found.size != size:
-            raise DataError(f"V has {found.size} values for {size} cells; pass one for each")
+    elif np.ndim(V) == 1 and not isinstance(V, str):
+        values, advice = np.asarray(V, np.float64), "without NaN"
+        if values.size != size:
+            raise DataError(f"V has {values.size} values for {size} cells; pass one for each")
     else:
-        read = _of_matrix if asked.run.axes is None else _of_tensor
-        (found, seen), advice = read(asked, given), "as V="
-    missing = np.isnan(found)
+        read = _of_matrix if request.run.axes is None else _of_tensor
+        (values, seen), advice = read(request, V), "as V="
+    missing = np.isnan(values)
     if missing.any():
         raise DataError(
             f"V has no value at {missing.sum()} of {size} cells, the first at row "
             f"{rows.values[missing][0]}, column {columns.values[missing][0]}; pass values of all "
             f"{advice}, or leave these cells out"
         )
-    return np.asarray(found, np.float64), seen
+    return np.asarray(values, np.float64), seen
 
 
-def _of_matrix(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
-    """Entries of any matrix that `sample` takes, and whether it has as many as the run's data."""
-    about, every = asked.run.data, select(asked.run, None, None)
+def _of_matrix(request: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
+    """Return entries of a matrix, and True if it has as many as the data of the run."""
+    about, every = request.run.data, select(request.run, None, None)
     apart = isinstance(V, xr.DataArray) and V.ndim > 2
     rows, columns = ([*at.attrs["levels"]] or at.dims[0] if apart else None for at in every)
     if getattr(V, "dims", None) == (every[1].dims[0], every[0].dims[0]):
         V = V.transpose()
-    own = as_blocks(
+    data = as_blocks(
         V,
         dtype="float64",
         unstored=about.get("unstored"),
@@ -514,33 +525,33 @@ def _of_matrix(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
         columns=columns,
     )
     try:
-        keys = [(keys_of(at), labels) for at, labels in zip(every, own.labels.keys, strict=True)]
+        keys = [(keys_of(at), labels) for at, labels in zip(every, data.labels.keys, strict=True)]
         labelled = [wanted is not None and known is not None for wanted, known in keys]
         shape = tuple(at.size for at in every)
-        if any(a != b and not n for a, b, n in zip(own.shape, shape, labelled, strict=True)):
+        if any(a != b and not n for a, b, n in zip(data.shape, shape, labelled, strict=True)):
             raise DataError(
                 f"V must have the shape of the run's data, {shape}, or one value for each of "
-                f"the {asked.cells[0].size} cells, got shape {own.shape}"
+                f"the {request.cells[0].size} cells, got shape {data.shape}"
             )
-        same = own.total_observed == about.get("n_observed")
-        places = [at.values for at in asked.cells]
+        same = data.total_observed == about.get("n_observed")
+        places = [at.values for at in request.cells]
         for side, what in enumerate(("rows", "columns")):
             if labelled[side]:
                 match = match_labels(*keys[side])
                 refuse_repeated(match, what, "V")
                 places[side] = match.at[places[side]]
-        there = (places[0] >= 0) & (places[1] >= 0)
-        found = np.full(there.shape, np.nan)
-        found[there] = own.values(*(at[there] for at in places))
-        return found, same
+        present = (places[0] >= 0) & (places[1] >= 0)
+        values = np.full(present.shape, np.nan)
+        values[present] = data.values(*(at[present] for at in places))
+        return values, same
     finally:
-        if own is not V:
-            own.close()
+        if data is not V:
+            data.close()
 
 
-def _of_tensor(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
-    """Entries of an array of the tensor's shape, and whether it has as many as the run's data."""
-    about, axes = asked.run.data, asked.run.axes
+def _of_tensor(request: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
+    """Return entries of a tensor, and True if it has as many as the data of the run."""
+    about, axes = request.run.data, request.run.axes
     assert axes is not None
     if set(getattr(V, "dims", ())) == set(axes.names):
         V = V.transpose(*axes.names)
@@ -549,45 +560,45 @@ def _of_tensor(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
     if tuple(entries.shape) != axes.sizes:
         raise DataError(
             f"V must have the shape of the run's data, {axes.sizes}, or one value for each of the "
-            f"{asked.cells[0].size} cells, got shape {tuple(entries.shape)}"
+            f"{request.cells[0].size} cells, got shape {tuple(entries.shape)}"
         )
-    for name, own in (entries.labels or {}).items():
-        if name in axes.labels and not np.array_equal(own, axes.labels[name]):
+    for name, labels in (entries.labels or {}).items():
+        if name in axes.labels and not np.array_equal(labels, axes.labels[name]):
             raise DataError(
-                f"the labels of V along {name!r} are not those of the run; pass V in the run's "
-                "order, or one value for each of the cells"
+                f"the labels of V along {name!r} are not those of the run; pass V in the order of "
+                "the run, or one value for each cell"
             )
     at = np.ravel_multi_index(tuple(entries.places), axes.sizes)
-    wanted = asked.numbers[0] * math.prod(axes.sizes[1:]) + asked.numbers[1]
+    requested = request.numbers[0] * math.prod(axes.sizes[1:]) + request.numbers[1]
     zeros = entries.unstored == "zero"
-    found = np.full(wanted.size, 0.0 if zeros else np.nan)
+    values = np.full(requested.size, 0.0 if zeros else np.nan)
     order = np.argsort(at)
-    place = np.minimum(np.searchsorted(at, wanted, sorter=order), max(at.size - 1, 0))
-    stored = at[order[place]] == wanted if at.size else np.zeros(wanted.size, bool)
-    found[stored] = entries.values[order[place[stored]]]
+    place = np.minimum(np.searchsorted(at, requested, sorter=order), max(at.size - 1, 0))
+    stored = at[order[place]] == requested if at.size else np.zeros(requested.size, bool)
+    values[stored] = entries.values[order[place[stored]]]
     observed = math.prod(axes.sizes) if zeros else at.size
-    return found, observed == about.get("n_observed")
+    return values, observed == about.get("n_observed")
 
 
 def _tree(
-    asked: _CellRequest, drawn: dict[str, Lazy], values: Array | None, data: str = OBSERVED
+    request: _CellRequest, drawn: dict[str, Lazy], values: Array | None, data: str = OBSERVED
 ) -> xr.DataTree:
-    """The groups, with the labels of the cells under the user's names."""
-    labels: dict[Any, Any] = {"cell": ("cell", np.arange(asked.cells[0].size))}
-    labels |= {name: ("cell", at) for name, at in zip(CELL_INDICES, asked.numbers, strict=True)}
+    """Return the groups as a tree, with the labels of the cells under the user's names."""
+    labels: dict[Any, Any] = {"cell": ("cell", np.arange(request.cells[0].size))}
+    labels |= {name: ("cell", at) for name, at in zip(CELL_INDICES, request.numbers, strict=True)}
     labels |= {
         str(name): ("cell", coord.values, coord.attrs)
-        for at in asked.cells
+        for at in request.cells
         for name, coord in at.coords.items()
         if coord.shape == at.shape
     }
-    along = {dim: asked.run.posterior[dim].values for dim in ("chain", "draw")}
+    along = {dim: request.run.posterior[dim].values for dim in ("chain", "draw")}
     sampled = ("chain", "draw", "cell")
-    groups = {"posterior": xr.Dataset({"mu": (sampled, asked.mu)}, labels | along)}
+    groups = {"posterior": xr.Dataset({"mu": (sampled, request.mu)}, labels | along)}
     for group, array in drawn.items():
         groups[group] = xr.Dataset({"V": (sampled, array)}, labels | along)
     if values is not None:
         groups[data] = xr.Dataset({"V": ("cell", values)}, labels)
     for dataset in groups.values():
-        dataset.attrs = group_attrs(asked.run.attrs, dataset.dims)
-    return tree_of(groups, group_attrs(asked.run.attrs, ()))
+        dataset.attrs = group_attrs(request.run.attrs, dataset.dims)
+    return tree_of(groups, group_attrs(request.run.attrs, ()))

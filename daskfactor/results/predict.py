@@ -1,4 +1,4 @@
-"""Predictions with error bars for any cells of the matrix, from all draws of mu = WH, lazily."""
+"""Lazy predictions with intervals for any cells, from all draws of mu = WH."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from daskfactor.results.schema import (
 from daskfactor.results.selection import paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, describes_run, reads_here
+from daskfactor.results.trace import Run, Trace, describes_run, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -54,31 +54,31 @@ def predict(
     of: Of | None = None,
     uncertainty: Any = None,
 ) -> xr.Dataset:
-    r"""Posterior mean, standard deviation and interval of any cells, lazily.
+    r"""Return posterior mean, standard deviation and interval of any cells, lazily.
 
     .. math:: \hat\mu = \mathrm{E}[(WH)_{ij}], \qquad
         \mathrm{Var}[v] = \mathrm{Var}[(WH)_{ij}] + \phi\, \hat\mu^{2-\beta}
 
-    Nothing is computed until asked for (``.load()``, ``.to_zarr()``, ...). Blocks of
-    the result are so small that all draws of one take at most 64 MB. Of :class:`PSGRRLD`
-    the draws of the fine chain are taken; :func:`expectation` extrapolates.
+    Compute the result with ``.load()``, ``.to_zarr()`` and the like; all draws of one block take
+    at most 64 MB. For :class:`PSGRRLD` the draws of the fine chain are used; :func:`expectation`
+    extrapolates.
 
-    Particles count by their weight, and those of weight 0 are not read. The quantile at
-    level p of M of them is the mean of the inverse distribution function over a window
-    of width :math:`1/n` that starts at :math:`p (1 - 1/n)`, with the effective number
-    :math:`n = 1 / \sum_m w_m^2`: of equal weights that is the usual quantile, linear
-    between draws, and a small weight can never do much.
+    Particles have their weights, and those of weight 0 are not read. The quantile at level p of M
+    particles is the mean of the inverse distribution function over a window of width
+    :math:`1/n` that starts at :math:`p (1 - 1/n)`, with the effective number
+    :math:`n = 1 / \sum_m w_m^2`: for equal weights this is the usual quantile, linear between
+    draws, and a small weight has a small effect.
 
     Parameters
     ----------
     trace
         Result of a run that kept draws, or the path of its store.
     rows, columns
-        New rows or columns that :func:`transform` has drawn, which are all meant; or None for
-        all, a label, an array of labels, a slice of labels, or a boolean
-        mask; integer positions where the data had no labels. Where labels are whole numbers,
-        whole numbers are labels; for positions cut the trace, ``trace.isel(user=[0, 1])``. Two
-        `xarray.DataArray` that share their one dimension name single cells.
+        None for all, a label, an array or slice of labels, or a boolean mask; integer positions
+        if the data have no labels; or the result of :func:`transform`, for all new rows or
+        columns. Integers are labels if the labels are integers; for positions select from the
+        trace, ``trace.isel(user=[0, 1])``. Two `xarray.DataArray` with the same single dimension
+        name single cells.
     interval
         Probability of the interval from ``lower`` to ``upper``, which has equal tails.
     of : {"observation", "mean"}, optional
@@ -87,12 +87,12 @@ def predict(
         defines one. A `SILFNMF` has
         none, and neither have cells whose uncertainties are not known.
     uncertainty
-        Standard deviation of a new observation of each of these cells, for a run that had
-        uncertainties of cells: one number, an array (rows, columns), one (cells,) for single
-        cells, or a DataArray with the dimensions of the result, which is matched by label.
-        Left out: the run's own, which it keeps with its ``observed_data``, as it does where
-        they were dense in memory. Both are scaled by the dispersion. Where the run's own is
-        infinite, so are ``sd`` and the interval: pass one for these cells, or ``of="mean"``.
+        Standard deviation of a new observation of each of these cells, for a run with
+        uncertainties: one number, an array (rows, columns), one (cells,) for single cells, or
+        a DataArray with the dimensions of the result, which is matched by label. By default
+        that of the run, which is in its ``observed_data`` if it was dense in memory. Both are
+        scaled by the dispersion. If the uncertainty of the run is infinite, so are ``sd`` and
+        the interval: pass ``uncertainty`` for these cells, or ``of="mean"``.
 
     Returns
     -------
@@ -117,13 +117,13 @@ def predict(
     >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
     >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
     >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
-    >>> found = dfac.predict(trace, rows=[0, 1], columns=[2, 3, 5], interval=0.9)
-    >>> found["mean"].shape, bool((found["lower"] <= found["upper"]).all())
+    >>> prediction = dfac.predict(trace, rows=[0, 1], columns=[2, 3, 5], interval=0.9)
+    >>> prediction["mean"].shape, bool((prediction["lower"] <= prediction["upper"]).all())
     ((2, 3), True)
     """
     _check_options(interval, of)
     run = Run.of(trace, "a prediction", ", or with monitor=(rows, columns) for a few")
-    asked = None
+    tensor = None
     if run.axes is None:
         run.require_matrix("predict")
         run, rows = with_new(run, "W", rows)
@@ -132,19 +132,18 @@ def predict(
     else:
         if columns is not None:
             raise OptionError(
-                "cells of a tensor are named by one tuple, predict(trace, "
-                f"({', '.join(run.axes.names)})), one array of places for each axis; leave columns "
-                "out"
+                "cells of a tensor are one tuple of positions along each axis; leave columns out "
+                f"and pass predict(trace, ({', '.join(run.axes.names)}))"
             )
-        asked = chosen(run, run.axes, rows)
-        run, cells, dims = asked.run, (asked.rows, asked.columns), ("cell", "cell")
+        tensor = chosen(run, run.axes, rows)
+        run, cells, dims = tensor.run, (tensor.rows, tensor.columns), ("cell", "cell")
     model, dispersion, of = _model_of(run, of, uncertainty)
     draws = draws_of(run.posterior, cells, run.weights)
     mean, variance = per_cell(moments, draws)
     if of == "observation":
-        phi = _noise_of(run, cells, dispersion, uncertainty, mean)
+        phi = _dispersion_of(run, cells, dispersion, uncertainty, mean)
         sd, lower, upper = map_blocks(
-            _of_observation,
+            _observation_interval,
             mean,
             variance,
             phi,
@@ -162,33 +161,33 @@ def predict(
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
     along = cells[0].dims if paired(cells) else dims
     result = xr.Dataset({name: (along, value) for name, value in values.items()})
-    # One label is no dimension; but a label may be that of many rows: then all are meant.
+    # A single label drops its dimension, unless it is the label of several rows.
     result = result.isel({dim: 0 for dim, at in zip(along, cells, strict=False) if not at.ndim})
     result = result.assign_coords({**cells[0].coords, **cells[1].coords})
-    if asked is None:
+    if tensor is None:
         result = _with_stacks(result, stacks_of(run.attrs), (rows, columns), cells)
     else:
-        result = asked.in_shape(result)
+        result = tensor.in_shape(result)
     return _with_units(result, run).assign_attrs(of=of, interval=interval)
 
 
 def _with_units(result: xr.Dataset, run: Run) -> xr.Dataset:
-    """Give predictions the units of the data."""
+    """Add the units of the data to predictions."""
     if (units := run.data.get("units")) is None:
         return result
     values = result.data_vars.items()
-    return result.assign({name: own.assign_attrs(units=units) for name, own in values})
+    return result.assign({name: variable.assign_attrs(units=units) for name, variable in values})
 
 
 def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:
-    """Put new rows (or columns) in the place of a run's own; with what then is to be selected.
+    """Replace the rows (or columns) of a run by new ones, and return the key to select them.
 
-    Anything but factors that `transform` has drawn is left for `select`.
+    Keys other than factors from `transform` are returned unchanged.
 
     Raises
     ------
     OptionError
-        If they were drawn given other draws than these, or the one is aligned and the other not.
+        If they belong to other draws, or only one of trace and factors is aligned.
     """
     if not (isinstance(new, xr.DataArray) and "component" in new.dims):
         return run, new
@@ -196,45 +195,44 @@ def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:
     if new.name != name or not {"chain", "draw"} <= set(new.dims):
         raise OptionError(
             f"{what} must be draws of new {what}, as daskfactor.transform(trace, V, "
-            f'axis="{each}") gives them, got {new.name} with dimensions {new.dims}'
+            f'axis="{each}") returns them, got {new.name} with dimensions {new.dims}'
         )
     aligned = int(run.is_aligned)
     if new.attrs.get("aligned", aligned) != aligned:
         raise OptionError(
-            f"new {what} and the trace are not both aligned, so that their components differ; pass "
-            "the same trace to transform and here"
+            f"only one of new {what} and trace is aligned, so that their components differ; pass "
+            "the same trace to transform and predict"
         )
     for name_in_run, name_in_new in IDENTITY.items():
         if name_in_new in new.attrs and new.attrs[name_in_new] != run.attrs.get(name_in_run):
-            raise _of_another(what)
+            raise _other_trace_error(what)
     try:
         group = run.posterior.sel(chain=new["chain"].values, draw=new["draw"].values)
     except KeyError as error:
-        raise _of_another(what) from error
+        raise _other_trace_error(what) from error
     old = run.dims["WH".index(name)]
     if len(new.dims) != 4:
         raise OptionError(
-            f"new {what} have a dimension beside chain, draw and component, got {new.dims}; keep "
-            f"it where you take a part of them: new.isel({{{old!r}: [0]}})"
+            f"new {what} need one dimension besides chain, draw and component, got {new.dims}; "
+            f"select with a list to keep it: new.isel({{{old!r}: [0]}})"
         )
     if new.sizes["component"] != group.sizes["component"]:
         raise OptionError(
-            f"the new {what} have {new.sizes['component']} components and the run "
-            f"{group.sizes['component']}; pass what daskfactor.transform gives for this run"
+            f"the new {what} have {new.sizes['component']} components, but the run "
+            f"{group.sizes['component']}; pass the result of daskfactor.transform for this run"
         )
     group = group.drop_dims(old).assign({name: new.drop_vars("weight", errors="ignore")})
     gone = (COARSE, "observed_data")
-    groups = {key: own for key, own in run.groups.items() if key not in gone}
-    # What was observed is of the rows whose place these take.
+    groups = {key: node for key, node in run.groups.items() if key not in gone}
+    # The observed data belong to the replaced rows.
     about = {key: value for key, value in run.data.items() if key != "n_observed"}
     attrs = run.attrs | ({"data": json.dumps(about)} if about else {})
     return Run(tree_of(groups | {"posterior": group}, attrs)), None
 
 
-def _of_another(what: str) -> OptionError:
+def _other_trace_error(what: str) -> OptionError:
     return OptionError(
-        f"new {what} were drawn given another trace than this; pass the same trace to transform "
-        "and here"
+        f"new {what} were drawn for another trace; pass the same trace to transform and predict"
     )
 
 
@@ -244,7 +242,7 @@ def _with_stacks(
     keys: tuple[Any, Any],
     cells: tuple[xr.DataArray, xr.DataArray],
 ) -> xr.Dataset:
-    """Unfold stacked dimensions that were asked for as a grid; index those that were not."""
+    """Unstack dimensions that were selected by level; add a MultiIndex to the others."""
     if paired(cells):
         return result
     result = with_index(result, stacks)
@@ -264,7 +262,7 @@ def _check_options(interval: float, of: str | None) -> None:
 
 
 def observed_law(run: Run) -> tuple[Any, Any]:
-    """Return the model of a run, and its dispersion or those of columns, (J,); NaN: none."""
+    """Return the model of a run, and its dispersion or those of columns, (J,); NaN if none."""
     with describes_run():
         model = model_from_dict(run.document("model"))
         dispersion: Any = float(run.attrs["dispersion"] if model.has_observations else "nan")
@@ -275,26 +273,26 @@ def observed_law(run: Run) -> tuple[Any, Any]:
 
 
 def _model_of(run: Run, of: Of | None, uncertainty: Any) -> tuple[Any, Any, Of]:
-    """Return the model of a run, its dispersion or those of columns, what the interval is about."""
+    """Return the model of a run, its dispersion(s), and the target of the interval."""
     model, dispersion = observed_law(run)
     if not knows_variances(run, uncertainty):
         if of == "observation":
             raise OptionError(
-                "of='observation' needs the uncertainty of each of these cells, and the run did "
-                "not keep those that it was given; pass them as uncertainty=, or of='mean'"
+                "of='observation' needs the uncertainty of each of these cells, which the result "
+                "does not have; pass them as uncertainty=, or of='mean'"
             )
         return model, dispersion, "mean"
     if of == "observation" and not model.has_observations:
         raise OptionError(
-            "of='observation' needs a law of new observations, and a SILFNMF has none: it only "
-            "tells good factorizations from others; pass of='mean'"
+            "of='observation' needs a likelihood of observations, which SILFNMF does not have; "
+            "pass of='mean'"
         )
     return model, dispersion, of or ("observation" if model.has_observations else "mean")
 
 
-def _noise_of(run: Run, cells: Any, dispersion: Any, uncertainty: Any, mean: Any) -> Any:
-    """The dispersion of a new observation of each of these cells, or one for all of them."""
-    if np.ndim(dispersion):  # along the last axis of what is asked for
+def _dispersion_of(run: Run, cells: Any, dispersion: Any, uncertainty: Any, mean: Any) -> Any:
+    """Return the dispersion of a new observation, for each cell or for all of them."""
+    if np.ndim(dispersion):  # along the last axis of the result
         dispersion = dispersion[np.atleast_1d(cells[1].values)]
         if isinstance(mean, da.Array):
             dispersion = from_array(dispersion, mean.chunks[-1:])
@@ -303,33 +301,33 @@ def _noise_of(run: Run, cells: Any, dispersion: Any, uncertainty: Any, mean: Any
     return dispersion * variances(run, cells, uncertainty, mean)
 
 
-def _of_observation(
+def _observation_interval(
     mean: Array, variance: Array, dispersion: Any, likelihood: Likelihood, interval: float
 ) -> Array:
-    """Standard deviation, lower and upper end for a new observation."""
+    """Return standard deviation, lower and upper end for a new observation."""
     total = likelihood.observation_variance(mean, variance, dispersion)
     ends = likelihood.interval(mean, variance, dispersion, interval)
     return np.stack([np.sqrt(total), *ends])
 
 
-@reads_here
+@reads_in_threads
 def monitored(
     trace: Trace, *, interval: float = 0.9, of: Of | None = None, uncertainty: Any = None
 ) -> xr.Dataset:
-    r"""Mean, standard deviation and interval at the cells that the run monitored.
+    r"""Return mean, standard deviation and interval of the cells that the run monitored.
 
     .. math:: m = \sum_c n_c m_c / n, \qquad
         s^2 = \sum_c n_c \left(s_c^2 + (m_c - m)^2\right) / n
 
-    over chains c with n_c cycles each: every cycle counts, kept or not.
+    over chains c with n_c cycles each, including cycles without a stored draw.
 
     Parameters
     ----------
     trace
         Result of a run with ``monitor=``, or the path of its store.
     interval, of, uncertainty
-        As in `predict`. With ``of="mean"`` the interval is that of a gamma law
-        (normal, for real-valued models) with the streamed mean and variance.
+        As in `predict`. With ``of="mean"`` the interval is that of a gamma distribution
+        (normal for real-valued models) with the streamed mean and variance.
 
     Returns
     -------
@@ -355,9 +353,7 @@ def monitored(
     _check_options(interval, of)
     run = Run.of(trace)
     if MONITOR not in run:
-        raise OptionError(
-            "this run monitored no cells: none were asked for with monitor=, or none was missing"
-        )
+        raise OptionError("the run monitored no cells; run again with monitor=(rows, columns)")
     if run.axes is None:
         run.require_matrix("monitored")
     model, dispersion, of = _model_of(run, of, uncertainty)
@@ -365,8 +361,8 @@ def monitored(
     mean, variance = _pooled(group)
     if of == "observation":
         cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
-        (phi,) = compute(_noise_of(run, cells, dispersion, uncertainty, mean))
-        sd, lower, upper = _of_observation(mean, variance, phi, model.likelihood, interval)
+        (phi,) = compute(_dispersion_of(run, cells, dispersion, uncertainty, mean))
+        sd, lower, upper = _observation_interval(mean, variance, phi, model.likelihood, interval)
     else:
         sd = np.sqrt(variance)
         lower, upper = matched_interval(mean, variance, model.nonnegative, interval)
@@ -386,10 +382,10 @@ def monitored(
 
 
 def _pooled(group: xr.Dataset) -> tuple[Array, Array]:
-    """Mean and population variance over all chains that have any cycles."""
-    begun = group["count"].values > 0
-    count = group["count"].values[begun, None].astype(np.float64)
-    means, variances = group["mean"].values[begun], group["var"].values[begun]
+    """Return mean and population variance over all chains with cycles."""
+    started = group["count"].values > 0
+    count = group["count"].values[started, None].astype(np.float64)
+    means, variances = group["mean"].values[started], group["var"].values[started]
     mean = (count * means).sum(axis=0) / count.sum()
     variance = (count * (variances + (means - mean) ** 2)).sum(axis=0) / count.sum()
     return mean, variance
@@ -398,7 +394,7 @@ def _pooled(group: xr.Dataset) -> tuple[Array, Array]:
 def matched_interval(
     mean: Array, variance: Array, nonnegative: bool, interval: float
 ) -> tuple[Array, Array]:
-    """Ends of an interval of the gamma (or normal) law with these moments, of one dimension."""
+    """Return an interval of the gamma (or normal) distribution with these moments."""
     tails = np.array([0.5 * (1.0 - interval), 0.5 * (1.0 + interval)])[:, None]
     if not nonnegative:
         lower, upper = mean + np.sqrt(variance) * special.ndtri(tails)

@@ -1,19 +1,18 @@
-r"""Numbers of cells from all draws of mu = WH: moments and quantiles, block by block, lazily.
+r"""Moments and quantiles of cells from all draws of mu = WH, lazily and in blocks.
 
-A block covers so few cells that all draws of it fit in memory. It is one operation, which takes
-the rows of W and the columns of H of all draws and chains.
+All draws of a block fit in memory. A block is one operation on the rows of W and the columns of H
+of all draws and chains.
 
 With weights w and their distribution function F, the quantile at level p is
 
 .. math:: Q(p) = n \int_{p (1 - 1/n)}^{p (1 - 1/n) + 1/n} F^{-1}(u) \, du, \qquad
     n = \frac{1}{\sum_m w_m^2}.
 
-For n equal weights the window of width 1/n overlaps two neighbouring steps of the inverse
-of F, in the very shares in which `numpy.quantile` takes their mean. A weight of 0 is as
-good as none, and a small one does little, however far off its value is. A value that is
-split into two of half its weight counts as two draws: n rises, and the new window lies
-within the old one. That cannot be otherwise: of 0, 0, 1, 1, all of one weight, the usual
-quantile is not that of 0, 1.
+For n equal weights the window of width 1/n overlaps two neighbouring steps of the inverse of F,
+with the shares that `numpy.quantile` uses. A weight of 0 has no effect, and a small one little,
+however extreme its value is. A value that is split into two of half the weight counts as two
+draws: n grows, and the new window is inside the old one. This is consistent with the usual
+quantile, which differs between 0, 0, 1, 1 and 0, 1.
 
 Source: Akinshin 2023, "Weighted quantile estimators" (that of type 7); n is Kish's.
 """
@@ -42,19 +41,19 @@ from_array: Final[Any] = da.from_array
 concatenate: Final[Any] = da.concatenate
 
 BLOCK_BYTES: Final = 64 * 2**20
-"""Draws of the cells of a block, at most."""
+"""Largest bytes of draws of the cells of a block."""
 FACTOR_BYTES: Final = 2**24
-"""Draws of the rows of a block, and of its columns, at most."""
+"""Largest bytes of draws of the rows of a block, and of its columns."""
 _SLAB: Final = 2**18
-"""Values that are sorted at a time: their order and weights take several times their room."""
+"""Number of values sorted at a time: order and weights need several times their memory."""
 
 
 class Draws(NamedTuple):
     """Selected rows and columns of the factors, (chain, draw, row, component) and so on.
 
-    ``weight`` (chain, draw) is in units of the largest, all positive; None where draws
-    count alike. For points, W and H hold the rows and columns that occur, ``row_at`` and
-    ``column_at`` (p,) say which of them each point takes; for a grid they are None.
+    ``weight`` (chain, draw) is positive, in units of the largest; None for equal weights. For
+    points, W and H hold the rows and columns that occur, and ``row_at`` and ``column_at`` (p,)
+    their positions for each point; for a grid they are None.
     """
 
     W: Lazy
@@ -69,34 +68,33 @@ def draws_of(
     cells: tuple[xr.DataArray, xr.DataArray],
     weights: NDArray[np.float64] | None = None,
 ) -> Draws:
-    """Select factors lazily, cut into the rows and columns of the blocks of the result.
+    """Select factors lazily, chunked by the rows and columns of the blocks of the result.
 
-    Of draws with ``weights`` (chain, draw) those without mass are left out; where all
-    others have the same, they count alike.
+    Draws without weight are omitted; ``weight`` is None if all others are equal.
     """
-    kept = None if weights is None or (weights > 0).all() else weights > 0
+    selection = None if weights is None or (weights > 0).all() else weights > 0
     if weights is not None:
-        weights = relative(group, weights if kept is None else weights[kept][None])
+        weights = relative(group, weights if selection is None else weights[selection][None])
         weights = None if (weights == 1.0).all() else weights
     W, H = (factor.data for factor in factors_of(group))
-    n_draws = W.shape[0] * W.shape[1] if kept is None else int(kept.sum())
+    n_draws = W.shape[0] * W.shape[1] if selection is None else int(selection.sum())
     block = max(1, BLOCK_BYTES // (n_draws * W.dtype.itemsize))
     rows, columns = (np.atleast_1d(at.values) for at in cells)
     if not paired(cells):
-        # With many components rows and columns may be larger than the cells they make.
+        # With many components, rows and columns may be larger than the block.
         most = max(1, FACTOR_BYTES // (n_draws * W.shape[3] * W.dtype.itemsize))
         side = min(len(columns), isqrt(block) or 1, most)
         height = max(1, min(len(rows), block // max(1, side), most))
         width = max(1, min(len(columns), block // height, most))
-        W = _cut(_take(W, 2, rows), 2, height, kept)
-        return Draws(W, _cut(_take(H, 3, columns), 3, width, kept), None, None, weights)
+        W = _cut(_take(W, 2, rows), 2, height, selection)
+        return Draws(W, _cut(_take(H, 3, columns), 3, width, selection), None, None, weights)
     rows, row_at = np.unique(rows, return_inverse=True)
     columns, column_at = np.unique(columns, return_inverse=True)
-    # A point gathers a row of W and a column of H: that may be larger than its draws.
+    # A point gathers a row of W and a column of H, which may be larger than its draws.
     length = min(block, max(1, BLOCK_BYTES // (2 * W.shape[3] * W.dtype.itemsize)))
     return Draws(
-        _cut(_take(W, 2, rows), 2, -1, kept),
-        _cut(_take(H, 3, columns), 3, -1, kept),
+        _cut(_take(W, 2, rows), 2, -1, selection),
+        _cut(_take(H, 3, columns), 3, -1, selection),
         from_array(row_at.reshape(-1), chunks=length),
         from_array(column_at.reshape(-1), chunks=length),
         weights,
@@ -104,41 +102,43 @@ def draws_of(
 
 
 def _take(array: Any, axis: int, at: Positions) -> Any:
-    """Entries of one axis; without a copy where they are neighbours."""
+    """Return entries of one axis, without a copy if they are contiguous."""
     key: list[Any] = [slice(None)] * 4
     contiguous = len(at) > 0 and bool(np.all(np.diff(at) == 1))
     key[axis] = slice(int(at[0]), int(at[-1]) + 1) if contiguous else at
     return array[tuple(key)]
 
 
-def _cut(array: Any, axis: int, length: int, kept: NDArray[np.bool_] | None) -> Lazy:
-    """Chunks of some rows or columns and all components; draws lie as they are.
+def _cut(array: Any, axis: int, length: int, selection: NDArray[np.bool_] | None) -> Lazy:
+    """Rechunk rows or columns, with all components in one chunk and draws unchanged.
 
-    Draws that are not ``kept`` go before chunks are joined, so that they are never read.
+    Draws outside ``selection`` are dropped before chunks are merged, so that they are not read.
     """
     if isinstance(array, np.ndarray):
-        # A random name: hashing the draws would read them all.
+        # Use a random name, since a hash would read all draws.
         chunks = [-1, -1, -1, -1]
         chunks[axis] = length
         array = from_array(array, chunks=tuple(chunks), name=False)
-    if kept is not None:  # chosen draws of all chains one after the other, (1, draw, ...)
+    if selection is not None:  # selected draws of all chains, concatenated, (1, draw, ...)
         chosen = [
-            array[at : at + 1, np.flatnonzero(own)] for at, own in enumerate(kept) if own.any()
+            array[at : at + 1, np.flatnonzero(mask)]
+            for at, mask in enumerate(selection)
+            if mask.any()
         ]
         array = concatenate(chosen, axis=1)
     return array.rechunk({2: -1, 3: -1} | {axis: length})
 
 
 def per_cell(function: Callable[..., Array], draws: Draws, **options: Any) -> tuple[Lazy, Lazy]:
-    """Compute two numbers of every cell from all draws of it, (cells), float64.
+    """Compute two quantities of every cell from all its draws, (cells), float64.
 
     Parameters
     ----------
     function
-        `moments` or `quantiles`; called with W (chain, draw, r, K), H (chain, draw, K, c),
-        the rows and columns of points or None, and the weights of the draws or None.
+        `moments` or `quantiles`, a function of W (chain, draw, r, K), H (chain, draw, K, c),
+        rows and columns of points or None, and weights of the draws or None.
     """
-    # Draws of W and of H have chunks of their own, and the letters s, d and t, u.
+    # Draws of W and H may have different chunks, hence the letters s, d and t, u.
     axes = "p"
     arguments = [draws.W, "sdik", draws.H, "tulj", draws.row_at, "p", draws.column_at, "p"]
     if draws.row_at is None:
@@ -160,20 +160,20 @@ def per_cell(function: Callable[..., Array], draws: Draws, **options: Any) -> tu
 
 
 def mu_of(W: Array, H: Array, row_at: Array | None, column_at: Array | None) -> Array:
-    """Mu of one draw, (r, c) or (p,)."""
+    """Return mu of one draw, (r, c) or (p,)."""
     if row_at is None:
         return np.asarray(W @ H)
-    # With components last both gathers take neighbouring values.
+    # With components last, both gathers read contiguous values.
     return np.asarray(np.einsum("pk,pk->p", W[row_at], np.ascontiguousarray(H.T)[column_at]))
 
 
 def moments(
     W: Array, H: Array, row_at: Array | None, column_at: Array | None, *, weight: Array | None
 ) -> Array:
-    """Mean and population variance of mu over chains and draws, by weight.
+    """Return weighted mean and population variance of mu over chains and draws.
 
-    Each chain's are taken in one pass (West 1979, with each weight 1 where there are none),
-    and then those of their union (Chan, Golub and LeVeque 1983).
+    Moments of each chain are computed in one pass (West 1979), and then combined (Chan, Golub and
+    LeVeque 1983).
     """
     shape = (W.shape[2], H.shape[3]) if row_at is None else (len(row_at),)
     chains = [Running(shape) for _ in W]
@@ -200,10 +200,10 @@ def quantiles(
     weight: Array | None,
     levels: tuple[float, float],
 ) -> Array:
-    """Quantiles of mu over chains and draws, linear between draws as `numpy.quantile` has them.
+    """Return quantiles of mu over chains and draws, linear between draws as `numpy.quantile`.
 
-    A full sort of neighbouring values is vectorised: measured seven times as fast
-    as the partition along a strided axis that `numpy.quantile` does.
+    A vectorised sort of contiguous values is seven times as fast as the partition along a strided
+    axis in `numpy.quantile`.
     """
     shape = (W.shape[2], H.shape[3]) if row_at is None else (len(row_at),)
     ordered = np.empty((*shape, W.shape[0] * W.shape[1]), W.dtype)
@@ -225,16 +225,16 @@ def quantiles(
 def weighted_quantiles(
     values: Array, weights: NDArray[np.float64], levels: tuple[float, ...]
 ) -> NDArray[np.float64]:
-    r"""Quantiles over the first axis, :math:`n \int F^{-1}` over windows of width 1/n.
+    r"""Return quantiles over the first axis, :math:`n \int F^{-1}` over windows of width 1/n.
 
     Parameters
     ----------
     values
         (M, ...), any unit.
     weights
-        (M,), positive, of any sum.
+        (M,), positive, with any sum.
     levels
-        Between 0 and 1.
+        Levels between 0 and 1.
 
     Returns
     -------
@@ -264,11 +264,11 @@ def weighted_quantiles(
 def _window_mean(
     ordered: NDArray[np.float64], above: NDArray[np.float64], level: float, width: float
 ) -> NDArray[np.float64]:
-    """Mean of each row's inverse distribution function over the window of a level."""
+    """Return the mean of the inverse distribution function of each row over a window."""
     low = level * (1.0 - width)
     inside = np.clip(above, low, low + width)
     inside[:, 1:] -= inside[:, :-1].copy()
     inside[:, 0] -= low
-    first = ordered[:, :1]  # what is equal in all draws stays so to the last bit
+    first = ordered[:, :1]  # so that constants are reproduced exactly
     mean = np.einsum("nm,nm->n", inside, ordered - first) / inside.sum(axis=1)
     return np.asarray(first[:, 0] + mean)

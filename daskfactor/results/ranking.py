@@ -1,4 +1,4 @@
-r"""The best columns of every row by a score over all draws, exactly, without looking at most cells.
+r"""Rank the best columns of every row exactly, with an upper bound that excludes most cells.
 
 Draws of a row are one long vector a (D blocks of K components), each block by the root of the
 draw's weight, and so are those of a column, b: the posterior mean of a cell is a . b. With an
@@ -40,33 +40,33 @@ Wide = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DIRECTIONS: Final = 3
-"""Directions of the basis, in numbers of components, and some more."""
+"""Number of directions of the basis is `DIRECTIONS` times the components, plus `MORE`."""
 MORE: Final = 32
 SAMPLE_BYTES: Final = 2**26
-"""Rows and columns from which the basis is found, at most."""
+"""Bytes of the largest sample of rows and columns that determines the basis."""
 GROUP_BYTES: Final = 2**26
-"""Draws of one factor that are read together, about."""
+"""Approximate bytes of draws of one factor that are read together."""
 ROW_BYTES: Final = 2**28
 COLUMN_BYTES: Final = 2**26
-"""Draws of the rows and of the columns of a block."""
+"""Bytes of draws of the rows and of the columns of a block."""
 TILE: Final = 256
-"""Rows of a block that a thread takes at a time."""
+"""Number of rows of a block that a thread processes at a time."""
 LEAST: Final = 64
 FEW: Final = 16
-"""Rows for which all cells are looked at sooner than bounds are found."""
+"""Number of rows up to which all cells are computed, which is faster than bounds."""
 TINY: Final = 1e-6
-"""Share of its length that the residual of a vector is at least taken to have."""
+"""Least length of the residual of a vector, as a share of its length."""
 
 
 class Group(NamedTuple):
-    """Some draws of a factor: which of the D they are, and the array (rows, draws * K)."""
+    """Some draws of a factor: their positions among all D, and the array (rows, draws * K)."""
 
     at: slice
-    kept: Any
+    array: Any
 
 
 class Score(NamedTuple):
-    """What columns are ranked by: the mean (``level`` < 0) or a quantile, and its bound.
+    """Score that ranks columns: the mean (``level`` < 0) or a quantile, and its bound.
 
     The bound is ``mean_factor`` times the mean plus ``sd_factor`` times the standard deviation.
     """
@@ -77,7 +77,7 @@ class Score(NamedTuple):
 
 
 def score_of(by: str, levels: tuple[float, float], weights: Wide, nonnegative: bool) -> Score:
-    """What ``"mean"``, ``"lower"`` and ``"upper"`` are ranked by."""
+    """Return the score for ``"mean"``, ``"lower"`` or ``"upper"``."""
     if by == "mean":
         return Score(-1.0, 1.0, 0.0)
     level = levels[by == "upper"]
@@ -115,23 +115,23 @@ class Stack:
         groups: Iterator[tuple[slice, Array]],
         file: ArrayFile,
     ) -> "Stack":
-        """Take over draws (draws, rows, K), a group at a time."""
+        """Return a stack of draws (draws, rows, K), which are passed a group at a time."""
         length, draws, width = shape
-        kept, least = [], np.inf
+        members, least = [], np.inf
         for at, part in groups:
             turned = np.ascontiguousarray(part.transpose(1, 0, 2))
-            kept.append(Group(at, file.put(turned.reshape(-1))))
+            members.append(Group(at, file.put(turned.reshape(-1))))
             least = min(least, float(part.min(initial=np.inf)))
-        return cls(length, width, draws, dtype, file, kept, least)
+        return cls(length, width, draws, dtype, file, members, least)
 
     def part(self, group: Group, rows: slice) -> Array:
-        """Some rows of a group, (rows, draws * K)."""
+        """Return some rows of a group, (rows, draws * K)."""
         width = (group.at.stop - group.at.start) * self.width
-        flat = self.file.get(group.kept, slice(rows.start * width, rows.stop * width))
+        flat = self.file.get(group.array, slice(rows.start * width, rows.stop * width))
         return flat.reshape(-1, width)
 
     def rows(self, rows: slice) -> Array:
-        """Some rows of all draws, (rows, D * K)."""
+        """Return some rows of all draws, (rows, D * K)."""
         if len(self.groups) == 1:
             return self.part(self.groups[0], rows)
         out = np.empty((rows.stop - rows.start, self.draws * self.width), self.dtype)
@@ -141,26 +141,26 @@ class Stack:
         return out
 
     def ordered(self, order: Ints, file: ArrayFile) -> "Stack":
-        """The same with its rows in another order."""
-        whole = slice(0, self.length)
+        """Return a stack with its rows in another order."""
+        everything = slice(0, self.length)
         groups = [
-            Group(group.at, file.put(self.part(group, whole)[order].reshape(-1)))
+            Group(group.at, file.put(self.part(group, everything)[order].reshape(-1)))
             for group in self.groups
         ]
         return replace(self, file=file, groups=groups)
 
     def sampled(self, at: Ints) -> Wide:
-        """Some rows, (rows, D * K), in double precision."""
-        whole = slice(0, self.length)
-        parts = [self.part(group, whole)[at] for group in self.groups]
+        """Return some rows, (rows, D * K), in double precision."""
+        everything = slice(0, self.length)
+        parts = [self.part(group, everything)[at] for group in self.groups]
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
 
 def basis(stacks: tuple[Stack, Stack], roots: Wide) -> Wide:
-    """Orthonormal directions (D * K, r) that hold most of the vectors of both factors.
+    """Return orthonormal directions (D * K, r) that span most of the vectors of both factors.
 
-    From some rows of both, by products with random vectors and two powers. Any directions
-    would do: the bound is looser where they hold less.
+    They come from a sample of rows of both by a randomised range finder with two power iterations.
+    Any directions are valid; good ones make the bound tight.
     """
     total = roots.size * stacks[0].width
     count = min(total, DIRECTIONS * stacks[0].width + MORE)
@@ -174,15 +174,15 @@ def basis(stacks: tuple[Stack, Stack], roots: Wide) -> Wide:
         part = stack.sampled(at) * np.repeat(roots, stack.width)
         parts.append(part / max(float(np.linalg.norm(part)), np.finfo(float).tiny))
     sample = np.concatenate(parts)
-    found = sample.T @ rng.standard_normal((sample.shape[0], count))
+    directions = sample.T @ rng.standard_normal((sample.shape[0], count))
     for _ in range(2):
-        found = np.linalg.qr(found)[0]
-        found = sample.T @ (sample @ found)
-    return np.asarray(np.linalg.qr(found)[0])
+        directions = np.linalg.qr(directions)[0]
+        directions = sample.T @ (sample @ directions)
+    return np.asarray(np.linalg.qr(directions)[0])
 
 
 class Short(NamedTuple):
-    """Of every row: P'a (rows, r), |a|, |a - PP'a|, |mean|, tau, kappa."""
+    """Projected vectors and norms of all rows: P'a, |a|, |a - PP'a|, |mean|, tau, kappa."""
 
     within: Wide
     length: Wide
@@ -193,8 +193,8 @@ class Short(NamedTuple):
 
 
 def shortened(stack: Stack, P: Wide, weights: Wide, spread: bool) -> Short:
-    """Bring vectors to the directions of a basis; with ``spread``, measure that of their draws."""
-    whole, K = slice(0, stack.length), stack.width
+    """Project vectors on a basis; with ``spread``, also measure the spread of their draws."""
+    everything, K = slice(0, stack.length), stack.width
     within = np.zeros((stack.length, P.shape[1]))
     square, mean = np.zeros(stack.length), np.zeros((stack.length, K))
     roots = np.sqrt(weights)
@@ -209,7 +209,7 @@ def shortened(stack: Stack, P: Wide, weights: Wide, spread: bool) -> Short:
                 mean[rows] += np.einsum("idk,d->ik", drawn, roots[group.at])
     second, fourth = np.zeros((2, stack.length))
     for group in stack.groups if spread else ():
-        part = stack.part(group, whole).reshape(stack.length, -1, K)
+        part = stack.part(group, everything).reshape(stack.length, -1, K)
         for at, d in enumerate(range(group.at.start, group.at.stop)):
             far = np.square(part[:, at] - mean).sum(axis=1)
             second += weights[d] * far
@@ -222,7 +222,7 @@ def shortened(stack: Stack, P: Wide, weights: Wide, spread: bool) -> Short:
 
 
 def bounding(row: Short, column: Short, score: Score) -> tuple[Array, Array]:
-    """Vectors of rows and of columns whose products are bounds of scores, single precision."""
+    """Return vectors of rows and of columns whose products bound the scores, single precision."""
     m, s = score.mean_factor, score.sd_factor
     # Of r + 5 products and sums in single precision, and of the vectors before.
     slack = (row.within.shape[1] + 16) * 2.0**-22
@@ -241,16 +241,16 @@ def bounding(row: Short, column: Short, score: Score) -> tuple[Array, Array]:
 
 
 def parts_of(length: int, step: int) -> Iterator[slice]:
-    """Neighbouring parts of a length."""
+    """Yield consecutive slices of a length."""
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
 class Best(NamedTuple):
-    """The n best columns of every row, -1 where there are fewer, and what is known of them.
+    """The n best columns of every row, -1 if there are fewer, and their statistics.
 
-    ``figures`` (rows, n, 4) are mean, standard deviation, lower and upper end, NaN where there
-    is no column; ``looked`` is how many cells were looked at with all draws.
+    ``figures`` (rows, n, 4) are mean, standard deviation, lower and upper end, NaN if there
+    is no column; ``looked`` is the number of cells that were computed from all draws.
     """
 
     columns: Ints
@@ -260,18 +260,18 @@ class Best(NamedTuple):
 
 @dataclass
 class Search:
-    """What is asked for: the score, n, the levels of an interval, and what each row leaves out.
+    """Search for the n best columns by a score, with excluded columns for each row.
 
     Attributes
     ----------
     weights
         Masses of the draws, (D,), which add up to 1.
     starts, excluded
-        Columns that each row leaves out, in ascending order, as compressed rows.
+        Excluded columns of each row in ascending order, as compressed rows.
     threads
-        How many work at a time.
+        Number of threads.
     on_rows
-        Told how many rows are done.
+        Function that receives the number of finished rows.
     """
 
     score: Score
@@ -287,7 +287,7 @@ class Search:
 
     @property
     def equal(self) -> bool:
-        """Whether draws count alike."""
+        """True if all draws have the same weight."""
         return bool((self.weights == self.weights[0]).all())
 
     def run(self, rows: Stack, columns: Stack, file: ArrayFile) -> Best:
@@ -303,59 +303,60 @@ class Search:
             of_columns = np.ascontiguousarray(of_columns[order])
             ordered = columns.ordered(order, file)
             del short
-            found = np.full((rows.length, self.n), -1, np.int64)
+            best_columns = np.full((rows.length, self.n), -1, np.int64)
             figures = np.full((rows.length, self.n, 4), np.nan)
             looked, each = 0, self.weights.size * rows.width * np.dtype(rows.dtype).itemsize
             with ThreadPoolExecutor(self.threads) as pool:
                 for part in parts_of(rows.length, max(LEAST, self.row_bytes // each)):
                     block = _Block(self, pool, rows.rows(part), of_rows[part], part, order)
-                    looked += block.search(ordered, of_columns, found[part], each)
-                    block.describe(ordered, found[part], figures[part], each)
+                    looked += block.search(ordered, of_columns, best_columns[part], each)
+                    block.describe(ordered, best_columns[part], figures[part], each)
                     self.on_rows(part.stop)
-        return Best(found, figures, looked)
+        return Best(best_columns, figures, looked)
 
-    def look_at_all(
+    def search_all_cells(
         self, rows: Array, columns: Iterator[tuple[slice, Array]], shape: tuple[int, int]
     ) -> Best:
         """Find the best columns of a few rows, (D, R, K), by the means of all cells.
 
-        ``columns`` are given a few draws (d, C, K) at a time, once.
+        ``columns`` yields a few draws (d, C, K) at a time.
         """
         count, (length, total) = self.weights.size, shape
         mu = np.empty((count, length, total))
-        found = np.full((length, self.n), -1, np.int64)
-        scores, figures = np.full(found.shape, -np.inf), np.full((*found.shape, 4), np.nan)
+        chosen = np.full((length, self.n), -1, np.int64)
+        scores, figures = np.full(chosen.shape, -np.inf), np.full((*chosen.shape, 4), np.nan)
         levels = np.array(self.levels)
-        one = np.ones((1, count))  # what is known of a draw of a cell is its mean
+        one = np.ones((1, count))  # one factor, so that products are the means themselves
         room = np.empty(count), np.empty(count, np.int64)
         looked = 0
         with ThreadPoolExecutor(self.threads) as pool:
             for at, part in columns:
                 each = list(parts_of(len(part), -(-len(part) // self.threads)))
-                given = rows[at], part, mu[at]
-                list(pool.map(kernels.means_of_cells, *([own[e] for e in each] for own in given)))
+                operands = rows[at], part, mu[at]
+                parts = ([operand[e] for e in each] for operand in operands)
+                list(pool.map(kernels.means_of_cells, *parts))
         for r in range(length):
             for cols in parts_of(total, TILE):
                 block = np.ascontiguousarray(mu[:, r, cols].T)
                 looked += kernels.search(
                     np.full((1, len(block)), np.inf, np.float32), one, block,
                     np.arange(cols.start, cols.stop), self.weights, self.score.level, self.equal,
-                    self.starts[r : r + 2], self.excluded, scores[r : r + 1], found[r : r + 1],
+                    self.starts[r : r + 2], self.excluded, scores[r : r + 1], chosen[r : r + 1],
                     *room,
                 )  # fmt: skip
-            best = found[r][found[r] >= 0]
+            best = chosen[r][chosen[r] >= 0]
             block = np.ascontiguousarray(mu[:, r, best].T)
             kernels.describe(
                 one, block, np.zeros(best.size, np.int64), np.arange(best.size), self.weights,
                 levels, self.equal, figures[r], *room,
             )  # fmt: skip
             self.on_rows(r + 1)
-        return Best(found, figures, looked)
+        return Best(chosen, figures, looked)
 
 
 @dataclass
 class _Block:
-    """Some rows, with all their draws, against all columns, block by block."""
+    """Rows of a search with all their draws, which are compared with blocks of columns."""
 
     search_: Search
     pool: ThreadPoolExecutor
@@ -364,42 +365,42 @@ class _Block:
     part: slice
     order: Ints
 
-    def search(self, columns: Stack, bounds: Array, found: Ints, each: int) -> int:
-        """Bring the best columns of these rows up to date, ``found`` (rows, n)."""
-        asked = self.search_
-        scores = np.full(found.shape, -np.inf)
+    def search(self, columns: Stack, bounds: Array, best: Ints, each: int) -> int:
+        """Update the best columns of these rows, ``best`` (rows, n), with all columns."""
+        search = self.search_
+        scores = np.full(best.shape, -np.inf)
         looked = 0
-        for cols in parts_of(columns.length, max(LEAST, asked.column_bytes // each)):
+        for cols in parts_of(columns.length, max(LEAST, search.column_bytes // each)):
             block, numbers = columns.rows(cols), self.order[cols]
             turned = np.ascontiguousarray(bounds[cols].T)
 
-            tile = partial(self._tile, block, turned, numbers, scores, found)
+            tile = partial(self._tile, block, turned, numbers, scores, best)
             looked += sum(self.pool.map(tile, parts_of(len(self.rows), TILE)))
         return looked
 
     def _tile(
-        self, block: Array, turned: Array, numbers: Ints, scores: Wide, found: Ints, rows: slice
+        self, block: Array, turned: Array, numbers: Ints, scores: Wide, best: Ints, rows: slice
     ) -> int:
-        """Bring a few rows up to date with a block of columns."""
-        asked, first = self.search_, self.part.start
-        count = asked.weights.size
+        """Update a few rows with a block of columns."""
+        search, first = self.search_, self.part.start
+        count = search.weights.size
         return kernels.search(
             self.bounds[rows] @ turned, self.rows[rows], block, numbers,
-            asked.weights, asked.score.level, self.search_.equal,
-            asked.starts[first + rows.start : first + rows.stop + 1], asked.excluded,
-            scores[rows], found[rows], np.empty(count), np.empty(count, np.int64),
+            search.weights, search.score.level, self.search_.equal,
+            search.starts[first + rows.start : first + rows.stop + 1], search.excluded,
+            scores[rows], best[rows], np.empty(count), np.empty(count, np.int64),
         )  # fmt: skip
 
-    def describe(self, columns: Stack, found: Ints, figures: Wide, each: int) -> None:
-        """Fill in what is known of the best columns."""
-        asked, count = self.search_, self.search_.weights.size
+    def describe(self, columns: Stack, best: Ints, figures: Wide, each: int) -> None:
+        """Fill in the statistics of the best columns."""
+        search, count = self.search_, self.search_.weights.size
         place = np.empty(self.order.size, np.int64)
         place[self.order] = np.arange(self.order.size)
-        rows, ranks = np.nonzero(found >= 0)
-        at = place[found[rows, ranks]]
+        rows, ranks = np.nonzero(best >= 0)
+        at = place[best[rows, ranks]]
         by_column = np.argsort(at, kind="stable")
         rows, ranks, at = rows[by_column], ranks[by_column], at[by_column]
-        for cols in parts_of(columns.length, max(LEAST, asked.column_bytes // each)):
+        for cols in parts_of(columns.length, max(LEAST, search.column_bytes // each)):
             low, high = np.searchsorted(at, [cols.start, cols.stop])
             if low == high:
                 continue
@@ -408,8 +409,8 @@ class _Block:
             def tile(cells: slice, block: Array = block, cols: slice = cols) -> None:
                 out = np.empty((cells.stop - cells.start, 4))
                 kernels.describe(
-                    self.rows, block, rows[cells], at[cells] - cols.start, asked.weights,
-                    np.array(asked.levels), self.search_.equal, out, np.empty(count),
+                    self.rows, block, rows[cells], at[cells] - cols.start, search.weights,
+                    np.array(search.levels), self.search_.equal, out, np.empty(count),
                     np.empty(count, np.int64),
                 )  # fmt: skip
                 figures[rows[cells], ranks[cells]] = out

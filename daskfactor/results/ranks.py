@@ -1,4 +1,4 @@
-"""Whether ranks are uniform, and in which way they are not."""
+"""Tests of the uniformity of ranks."""
 
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -10,25 +10,24 @@ Array = NDArray[np.float64]
 Ranks = NDArray[np.int64]
 
 SIMULATIONS: Final = 4000
-"""Sets of uniform ranks that bands and their p values come from."""
-FEWEST_EXPECTED: Final = 5
-"""Ranks that a bin of the chi-square test expects at least."""
+"""Number of simulated sets of uniform ranks for bands and p values."""
+MIN_EXPECTED: Final = 5
+"""Least expected count in a bin of the chi-square test."""
 
 
 class Uniformity(NamedTuple):
-    """What the ranks of one quantity say.
+    """Results of uniformity tests for the ranks of one quantity.
 
     Attributes
     ----------
     p
-        Of two tests, twice the smaller p value: `ecdf_p`, and that of shift² + spread².
+        Twice the smaller p value of two tests: `ecdf_p`, and that of shift² + spread².
     ecdf_p
-        Of simultaneous bands around the distribution function, which see anything a little.
+        P value of simultaneous bands around the distribution function, a general test.
     chi_square_p
-        Of Pearson's test on bins of equally many ranks; no part of p.
+        P value of Pearson's test on bins of equally many ranks; not part of p.
     shift, spread
-        Standard normal under uniform ranks; positive where draws lie too low, and where they
-        are too narrow.
+        Standard normal for uniform ranks; positive if draws are too low, or too narrow.
     """
 
     p: float
@@ -39,14 +38,14 @@ class Uniformity(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """The law of N uniform ranks among L draws.
+    """Distribution of N uniform ranks among L draws.
 
     Attributes
     ----------
     tails
-        (L, N + 1): probability, twice the smaller tail, of a count of ranks up to each one.
+        Two-sided tail probability of each count of ranks up to each level, (L, N + 1).
     least
-        The smallest tail along every simulated set of ranks, in ascending order.
+        Smallest tail of every simulated set of ranks, in ascending order.
     """
 
     tails: Array
@@ -55,7 +54,7 @@ class Bands(NamedTuple):
 
 @lru_cache(maxsize=32)
 def bands(count: int, levels: int) -> Bands:
-    """Simulate how far the counts of ``count`` uniform ranks 0 to ``levels`` stray.
+    """Simulate the cumulative counts of ``count`` uniform ranks from 0 to ``levels``.
 
     Notes
     -----
@@ -75,9 +74,9 @@ def bands(count: int, levels: int) -> Bands:
 
 
 def band(count: int, levels: int, level: float = 0.95) -> tuple[Array, Array]:
-    """Return between which shares of ranks the distribution function stays, with probability."""
-    found = bands(count, levels)
-    inside = found.tails >= np.quantile(found.least, 1 - level)
+    """Return a simultaneous band of the distribution function with probability ``level``."""
+    simulated = bands(count, levels)
+    inside = simulated.tails >= np.quantile(simulated.least, 1 - level)
     lower = inside.argmax(axis=1)
     upper = count - inside[:, ::-1].argmax(axis=1)
     return lower / count, upper / count
@@ -86,21 +85,21 @@ def band(count: int, levels: int, level: float = 0.95) -> tuple[Array, Array]:
 def uniformity(ranks: Ranks, levels: int) -> Uniformity:
     r"""Test whether ranks among ``levels`` draws, 0 to ``levels``, are uniform.
 
-    With u the middle of a rank's share of the unit interval:
+    With u the midpoint of the interval of a rank in the unit interval:
 
     .. math:: {\rm shift} = \sqrt{12 N}\,(\bar u - \tfrac12), \qquad
         {\rm spread} = \sqrt{5/N} \sum_n (6 u_n^2 - 6 u_n + 1)
 
-    Under few levels both are scaled to a variance of 1. They are the first two terms of
-    Neyman's smooth test, which sees best what samplers do wrong.
+    With few levels both are scaled to a variance of 1. They are the first two terms of Neyman's
+    smooth test, which is powerful against typical errors of samplers.
     """
     from scipy.stats import chi2
 
     count = len(ranks)
-    found, seen = bands(count, levels), np.bincount(ranks, minlength=levels + 1)
-    least = found.tails[np.arange(levels), seen.cumsum()[:-1]].min()
-    ecdf_p = (1 + np.searchsorted(found.least, least, side="right")) / (1 + SIMULATIONS)
-    bins = max(2, min(levels + 1, count // FEWEST_EXPECTED))
+    simulated, seen = bands(count, levels), np.bincount(ranks, minlength=levels + 1)
+    least = simulated.tails[np.arange(levels), seen.cumsum()[:-1]].min()
+    ecdf_p = (1 + np.searchsorted(simulated.least, least, side="right")) / (1 + SIMULATIONS)
+    bins = max(2, min(levels + 1, count // MIN_EXPECTED))
     parts = np.array_split(seen, bins)
     observed = np.array([part.sum() for part in parts])
     expected = np.array([len(part) for part in parts]) * count / (levels + 1)

@@ -1,4 +1,4 @@
-"""The best columns for every row by the posterior of the mean: the verb ``recommend``."""
+"""Recommend the best columns for every row by the posterior mean of WH."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -33,20 +33,20 @@ from daskfactor.results.predict import with_new
 from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
 from daskfactor.results.schema import tree_of
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, Trace, as_draws, factors_of, reads_here
+from daskfactor.results.trace import Run, Trace, as_draws, factors_of, reads_in_threads
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 By = Literal["mean", "lower", "upper"]
 
 MEMORY: Final = 2**29
-"""Draws that are held in memory, at most, beside those of the blocks at work."""
+"""Default bytes of draws in memory, without those of the blocks in use."""
 TABLES: Final = ("table", "csv", "parquet")
-"""Kinds of sources whose rows and columns are those that occur."""
+"""Kinds of sources that list only rows and columns that occur."""
 FIGURES: Final = ("mean", "sd", "lower", "upper")
 
 
-@reads_here
+@reads_in_threads
 def recommend(
     trace: Trace | xr.Dataset,
     rows: Any = None,
@@ -59,16 +59,15 @@ def recommend(
     memory_limit: int | str | None = None,
     progressbar: bool = False,
 ) -> xr.Dataset:
-    r"""Find the n best columns (items) for every row (user), with what is known of each.
+    r"""Find the n best columns (items) for every row (user), with their posterior statistics.
 
     .. math:: \mathrm{E}[(WH)_{ij}] = \sum_d w_d \, W^{(d)}_i \cdot H^{(d)}_j
 
     over all draws d of all chains, or by the lower or upper end of the interval of the mean.
-    The result is that of looking at every cell, to double precision, in any size of blocks;
-    of many rows, most cells are ruled out by a bound without being looked at. Equal scores go by
-    position.
-    ``by="mean"`` and, of non-negative models, ``"lower"`` rule out nearly all cells; for others
-    the bound is loose, so that up to all cells are looked at, at some microseconds each.
+    The result is exact to double precision for any block size; for many rows, an upper bound
+    excludes most cells without computing them. Ties are broken by position. ``by="mean"`` and,
+    for non-negative models, ``"lower"`` exclude nearly all cells; otherwise the bound is loose, so
+    that up to all cells are computed, at some microseconds each.
 
     Parameters
     ----------
@@ -95,7 +94,7 @@ def recommend(
         Memory for draws, in bytes or as a text such as ``"1 GiB"``, 512 MiB by default; draws
         beyond it are read from a scratch file. Blocks at work take about as much again.
     progressbar
-        Whether to show progress on standard error.
+        Show progress on standard error.
 
     Returns
     -------
@@ -103,21 +102,21 @@ def recommend(
         Over rows and ``rank`` (1 is the best): the label of the column under the name of its
         dimension, those of each dimension where some are stacked, its ``position``, and
         ``mean``, ``sd``, ``lower`` and ``upper`` of the mean WH in the unit of the data. Where
-        a row has fewer columns left, position is -1, figures are NaN, and the label is that of
-        no column: empty, NaN, or -1. The attribute ``looked_at`` is the number of cells whose
-        draws were all computed.
+        a row has fewer columns left, position is -1, statistics are NaN, and the label is empty,
+        NaN, or -1. The attribute ``looked_at`` is the number of cells whose draws were all
+        computed.
 
     Raises
     ------
     OptionError
         If there are no draws, a label is unknown or an option is not allowed.
     DataError
-        If ``exclude`` does not go with the run.
+        If ``exclude`` does not match the run.
 
     Notes
     -----
-    Of a :class:`PSGRRLD` run the draws of the fine chain alone are taken. `lower` and `upper`
-    are about the mean and not about a new observation, whose noise says nothing of a column.
+    A :class:`PSGRRLD` run contributes only the draws of its fine chain. `lower` and `upper` are
+    those of the mean, not of a new observation, whose noise is not a property of the column.
 
     Examples
     --------
@@ -134,14 +133,14 @@ def recommend(
     one_of("by", by, ("mean", "lower", "upper"))
     inner_share("interval", interval)
     budget = MEMORY if memory_limit is None else memory_budget(memory_limit)
-    asked = _asked(trace, rows, columns)
-    starts, excluded = _left_out(exclude, asked)
+    request = _ranking_request(trace, rows, columns)
+    starts, excluded = _excluded(exclude, request)
     tail = 0.5 * (1.0 - interval)
-    weights = asked.weights
+    weights = request.weights
     from dask.system import cpu_count
 
-    sides = ((asked.W, asked.rows.values), (asked.H, asked.columns.values))
-    shape = asked.rows.size, asked.columns.size
+    sides = ((request.W, request.rows.values), (request.H, request.columns.values))
+    shape = request.rows.size, request.columns.size
     with progress_bar(progressbar) as on_event, closing(ArrayFile(budget=budget)) as file:
 
         def search(nonnegative: bool) -> Search:
@@ -156,10 +155,10 @@ def recommend(
                 lambda done: on_event(RunEvent("rows", done, shape[0])),
             )
 
-        draws = [_groups(factor, at, asked.kept) for factor, at in sides]
+        draws = [_groups(factor, at, request.weighted) for factor, at in sides]
         if shape[0] <= FEW and file.fits(8 * weights.size * prod(shape)):
             rows_of_draws = np.concatenate([part for _, part in draws[0]])
-            best = search(True).look_at_all(rows_of_draws, draws[1], shape)
+            best = search(True).search_all_cells(rows_of_draws, draws[1], shape)
         else:
             stacks = [
                 Stack.filled(
@@ -169,16 +168,16 @@ def recommend(
             ]
             nonnegative = all(side.least >= 0 for side in stacks)
             best = search(nonnegative).run(stacks[0], stacks[1], file)
-    found = _labelled(best, asked)
-    return found.assign_attrs(by=by, interval=interval, of="mean", looked_at=best.looked)
+    result = _with_labels(best, request)
+    return result.assign_attrs(by=by, interval=interval, of="mean", looked_at=best.looked)
 
 
 class RankingRequest(NamedTuple):
-    """Draws and what is asked of them.
+    """Draws, rows and columns of a ranking.
 
     ``W`` and ``H`` are (chain, draw, row or column, component); ``rows`` and ``columns`` hold
-    positions under the user's names and labels, out of ``shape``; ``kept`` (chain, draw) which
-    draws have weight, ``weights`` (D,) theirs.
+    positions with the user's names and labels, out of ``shape``; ``weighted`` (chain, draw) is
+    True for draws with weight, ``weights`` (D,) are their weights.
     """
 
     run: Run
@@ -187,12 +186,12 @@ class RankingRequest(NamedTuple):
     rows: xr.DataArray
     columns: xr.DataArray
     shape: tuple[int, int]
-    kept: NDArray[np.bool_]
+    weighted: NDArray[np.bool_]
     weights: NDArray[np.float64]
 
 
-def _asked(trace: Any, rows: Any, columns: Any) -> RankingRequest:
-    whole = run = as_draws(trace, "a ranking")
+def _ranking_request(trace: Any, rows: Any, columns: Any) -> RankingRequest:
+    original = run = as_draws(trace, "a ranking")
     run.require_matrix("recommend")
     if isinstance(rows, xr.DataArray) and "component" in rows.dims:
         run, rows = with_new(*_with_same_draws(run, rows))
@@ -200,14 +199,14 @@ def _asked(trace: Any, rows: Any, columns: Any) -> RankingRequest:
     W, H = factors_of(run.posterior)
     H = H.transpose("chain", "draw", H.dims[3], "component")
     masses = run.masses.values
-    kept = masses > 0
-    weights = masses[kept] / masses[kept].sum()
+    weighted = masses > 0
+    weights = masses[weighted] / masses[weighted].sum()
     shape = W.shape[2], H.shape[2]
     at_rows, at_columns = (
         at if at.ndim else at.expand_dims(dim)
         for at, dim in zip((at_rows, at_columns), run.dims, strict=True)
     )
-    return RankingRequest(whole, W, H, at_rows, at_columns, shape, kept, weights)
+    return RankingRequest(original, W, H, at_rows, at_columns, shape, weighted, weights)
 
 
 def _with_same_draws(run: Run, rows: xr.DataArray) -> tuple[Run, str, Any]:
@@ -216,8 +215,8 @@ def _with_same_draws(run: Run, rows: xr.DataArray) -> tuple[Run, str, Any]:
     if group.sizes["chain"] * group.sizes["draw"] > 1:
         if alone:
             raise OptionError(
-                "these new rows are a point, without draws, and the run has draws; pass what "
-                "daskfactor.transform(..., point=False) gives"
+                "the new rows are a point estimate, but the run has draws; pass the result of "
+                "daskfactor.transform(..., point=False)"
             )
         return run, "W", rows
     if alone:
@@ -228,70 +227,70 @@ def _with_same_draws(run: Run, rows: xr.DataArray) -> tuple[Run, str, Any]:
 
 
 def _groups(
-    factor: xr.DataArray, at: Ints, kept: NDArray[np.bool_]
+    factor: xr.DataArray, at: Ints, weighted: NDArray[np.bool_]
 ) -> Iterator[tuple[slice, Array]]:
     """Yield draws of a factor (chain, draw, row, component) with weight, (d, row, K) at once."""
     each = at.size * factor.sizes["component"] * factor.dtype.itemsize
     step, done = max(1, GROUP_BYTES // max(1, each)), 0
     every = at.size == factor.shape[2] and bool((at == np.arange(at.size)).all())
-    for chain, own in enumerate(kept):
-        draws = np.flatnonzero(own)
+    for chain, mask in enumerate(weighted):
+        draws = np.flatnonzero(mask)
         for start in range(0, draws.size, step):
             chosen = draws[start : start + step]
-            whole = chosen[-1] - chosen[0] + 1 == chosen.size
-            draw = slice(chosen[0], chosen[-1] + 1) if whole else chosen
+            contiguous = chosen[-1] - chosen[0] + 1 == chosen.size
+            draw = slice(chosen[0], chosen[-1] + 1) if contiguous else chosen
             part = factor[chain, draw] if every else factor[chain, draw, at]
             yield slice(done, done + chosen.size), part.values
             done += chosen.size
 
 
-def _left_out(exclude: Any, asked: RankingRequest) -> tuple[Ints, Ints]:
-    """Columns that each row leaves out, by place among those asked for, as compressed rows."""
-    none = np.zeros(asked.rows.size + 1, np.int64), np.zeros(0, np.int64)
+def _excluded(exclude: Any, request: RankingRequest) -> tuple[Ints, Ints]:
+    """Return the excluded columns of each requested row, by position, as compressed rows."""
+    none = np.zeros(request.rows.size + 1, np.int64), np.zeros(0, np.int64)
     if exclude is None:
         return none
     if isinstance(exclude, str) and exclude == "seen":
-        exclude = _seen(asked.run)
-    given = isinstance(exclude, BlockedData)
-    data = exclude if given else _opened(exclude)
+        exclude = _data_of(request.run)
+    is_blocked = isinstance(exclude, BlockedData)
+    data = exclude if is_blocked else _opened(exclude)
     try:
         if not data.is_sparse and data.n_missing == 0:
             raise DataError(
-                "exclude observes every cell, so that nothing is left to recommend; pass a sparse "
-                "matrix, a table, or an array that is NaN where a cell is not to be left out"
+                "exclude observes every cell, so that no column is left to recommend; pass a "
+                "sparse matrix, a table, or an array with NaN at cells that may be recommended"
             )
         places = [
-            _place(data, side, at, asked.shape)
-            for side, at in enumerate((asked.rows, asked.columns))
+            _positions(data, side, at, request.shape)
+            for side, at in enumerate((request.rows, request.columns))
         ]
         pairs = [_cells(data, Block(*block), places) for block in data.grid.all_blocks()]
     finally:
-        if not given:
+        if not is_blocked:
             data.close()
     rows, columns = (np.concatenate(side) for side in zip(*pairs, strict=True))
     order = np.lexsort((columns, rows))
-    starts = np.searchsorted(rows[order], np.arange(asked.rows.size + 1))
+    starts = np.searchsorted(rows[order], np.arange(request.rows.size + 1))
     return starts.astype(np.int64), columns[order].astype(np.int64)
 
 
-def _seen(run: Run) -> Any:
-    """The data of a run, where it keeps them or the place that they were read from."""
-    kept = run.observed("V")
-    if kept is not None:
-        return kept
+def _data_of(run: Run) -> Any:
+    """Return the data of a run, if it stores them or the location that they were read from."""
+    observed = run.observed("V")
+    if observed is not None:
+        return observed
     source = run.document("run").get("source") or {}
     if source.get("location") is None:
         raise OptionError(
-            'exclude="seen" needs the data of the run, which it does not keep and which were read '
-            "from no path; pass them: exclude=V"
+            'exclude="seen" needs the data of the run, which it does not store and which were not '
+            "read from a path; pass exclude=V"
         )
     return opened_again(source["location"], source)
 
 
 def _opened(exclude: Any) -> BlockedData:
-    """Put the cells to leave out on blocks; what is not stored is not left out.
+    """Return the cells to exclude as blocks; implicit zeros are not excluded.
 
-    A table of three columns has a line for each of them.
+    A table of three columns has a line for each cell.
     """
     sparse = is_blocked_store(exclude)
     try:
@@ -302,42 +301,38 @@ def _opened(exclude: Any) -> BlockedData:
     return as_blocks(source, unstored="missing" if missing else None, allow_empty=True)
 
 
-def _place(data: BlockedData, side: int, at: xr.DataArray, shape: tuple[int, int]) -> Ints:
-    """Where each row (or column) of the cells to leave out is among those asked for, or -1."""
-    own: Any
-    what, labels, own = (
-        ("rows", "columns")[side],
-        data.labels.keys[side],
-        keys_of(at),
-    )
-    if labels is not None and own is not None:
-        found = match_labels(labels, own)
-        refuse_repeated(found, what, "exclude")
-        if (found.at < 0).all() and at.size == shape[side]:  # a part may have none of them
+def _positions(data: BlockedData, side: int, at: xr.DataArray, shape: tuple[int, int]) -> Ints:
+    """Return the position of each excluded row (or column) among the requested ones, or -1."""
+    what, labels = ("rows", "columns")[side], data.labels.keys[side]
+    run_labels: Any = keys_of(at)
+    if labels is not None and run_labels is not None:
+        places = match_labels(labels, run_labels)
+        refuse_repeated(places, what, "exclude")
+        if (places.at < 0).all() and at.size == shape[side]:  # a selection of the run may have none
             raise DataError(
-                f"none of the {what} of exclude is among those of the run: it has "
-                f"{label_at(labels, 0)}, ..., the run {label_at(own, 0)}, ...; give both the same "
-                "labels"
+                f"none of the {what} of exclude is in the run: exclude has "
+                f"{label_at(labels, 0)}, ..., the run has {label_at(run_labels, 0)}, ...; use the "
+                "same labels in both"
             )
-        return found.at
+        return places.at
     if labels is not None and (isinstance(labels, dict) or labels.dtype.kind not in "iu"):
         raise DataError(
-            f"the {what} of exclude have labels ({label_at(labels, 0)}, ...), and those of the run "
-            "have none; pass exclude without labels, in the order of the run"
+            f"the {what} of exclude have labels ({label_at(labels, 0)}, ...), but those of the run "
+            "do not; pass exclude without labels, in the order of the run"
         )
-    # Keys of a table are positions where the run has no labels: all of them need not occur.
-    keyed = own is None and (labels is not None or data.source.kind in TABLES)
+    # Keys of a table are positions if the run has no labels; some may be absent.
+    keyed = run_labels is None and (labels is not None or data.source.kind in TABLES)
     if not keyed and data.shape[side] != shape[side]:
         raise DataError(
-            f"exclude is {data.shape[0]} x {data.shape[1]}, and the run is {shape[0]} x "
-            f"{shape[1]}; {what} without labels must be all of those of the run, in their order"
+            f"exclude has shape {data.shape[0]} x {data.shape[1]}, but the run {shape[0]} x "
+            f"{shape[1]}; pass all {what} of the run in their order, or labels for them"
         )
     positions = np.arange(data.shape[side]) if labels is None else labels
     return match_labels(positions, at.values).at
 
 
 def _cells(data: BlockedData, block: Block, places: list[Ints]) -> tuple[Ints, Ints]:
-    """Observed cells of a block, by their places among rows and columns asked for."""
+    """Return the observed cells of a block, as positions among the requested rows and columns."""
     view: Any = data.view(*block)
     corner = [part.start for part in data.grid.slices(block)]
     if data.is_sparse:
@@ -350,34 +345,34 @@ def _cells(data: BlockedData, block: Block, places: list[Ints]) -> tuple[Ints, I
     col = col[seen].astype(np.int64) + corner[1]
     row, col = data.known.layout.callers(row, col)
     row, col = places[0][row], places[1][col]
-    known = (row >= 0) & (col >= 0)
-    return row[known], col[known]
+    valid = (row >= 0) & (col >= 0)
+    return row[valid], col[valid]
 
 
-def _labelled(best: Best, asked: RankingRequest) -> xr.Dataset:
-    """What was found under the names and labels of rows and columns."""
-    rows, columns = asked.rows, asked.columns
+def _with_labels(best: Best, request: RankingRequest) -> xr.Dataset:
+    """Return the best columns with the names and labels of rows and columns."""
+    rows, columns = request.rows, request.columns
     row, column = str(rows.dims[0]), str(columns.dims[0])
     place = best.columns
-    there = place >= 0
-    position = np.where(there, columns.values[place], -1)
+    valid = place >= 0
+    position = np.where(valid, columns.values[place], -1)
     labels = columns[column].values if column in columns.coords else columns.values
-    chosen = _with_none(labels[place], there)
+    chosen = _with_none(labels[place], valid)
     shape = (row, "rank")
     values: dict[str, Any] = {column: (shape, chosen), "position": (shape, position)}
     values |= {
-        name: (shape, _with_none(columns[name].values[place], there))
+        name: (shape, _with_none(columns[name].values[place], valid))
         for name in columns.attrs["levels"]
     }
     values |= {name: (shape, best.figures[..., at]) for at, name in enumerate(FIGURES)}
     return xr.Dataset(values, {**rows.coords, "rank": np.arange(1, place.shape[1] + 1)})
 
 
-def _with_none(labels: Array, there: NDArray[np.bool_]) -> Array:
-    """Labels with those of no column where there is none."""
-    if there.all():
+def _with_none(labels: Array, valid: NDArray[np.bool_]) -> Array:
+    """Return labels with a missing label at ranks without a column."""
+    if valid.all():
         return labels
     none: Any = {"U": "", "O": "", "T": "", "f": np.nan, "M": "NaT", "m": "NaT"}
     if labels.dtype.kind == "u":
         labels = labels.astype(np.int64)
-    return np.where(there, labels, np.array(none.get(labels.dtype.kind, -1)).astype(labels.dtype))
+    return np.where(valid, labels, np.array(none.get(labels.dtype.kind, -1)).astype(labels.dtype))

@@ -1,4 +1,4 @@
-"""What a run writes, into arrays that are as large as the plan; here those of a run in memory."""
+"""Writer of a run into preallocated arrays, here in memory."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -35,8 +35,7 @@ def reserved(store: str | PathLike[str] | None, overwrite: bool) -> Iterator["Re
     Raises
     ------
     StoreError
-        If something is there that may not be replaced, another process writes there, or the disk
-        refuses.
+        If the store exists and may not be replaced, another process writes it, or the disk fails.
     """
     if store is None:
         yield None
@@ -48,7 +47,7 @@ def reserved(store: str | PathLike[str] | None, overwrite: bool) -> Iterator["Re
 
 
 def sink_of(spec: RunSpec, reservation: "Reservation | None", state: tuple[Any, Any]) -> "Sink":
-    """Make what a run writes into, in memory or in a store that begins with a checkpoint.
+    """Return the writer of a run, in memory or in a store that begins with a checkpoint.
 
     Raises
     ------
@@ -63,24 +62,23 @@ def sink_of(spec: RunSpec, reservation: "Reservation | None", state: tuple[Any, 
 
 
 class Sink:
-    """A run's arrays at their full planned size, and the draws that are written into them.
+    """Writer of a run: arrays of the planned size, into which draws are written.
 
-    These are in memory, and they are the arrays that the results will be; those of a
-    `RunStore`, which is a sink too, are on disk.
+    The arrays are in memory and become those of the result; the subclass `RunStore` writes to disk.
 
     Parameters
     ----------
     spec
-        What the run will hold.
+        Plan of the run.
 
     Attributes
     ----------
     chains, draws
-        How many are planned.
+        Planned numbers of chains and of draws.
     checkpoints
-        What a stored run saves; None: there is no store.
+        Checkpoints of a store; None in memory.
     committed
-        Draws and warm-up draws that exist, per chain.
+        Numbers of committed draws and warm-up draws, per chain.
     """
 
     checkpoints: Checkpoints | None = None
@@ -89,12 +87,12 @@ class Sink:
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
-        self._lay_out(layouts(spec), spec.chains, spec.draws)
+        self._plan_arrays(layouts(spec), spec.chains, spec.draws)
         self.committed = Counts((spec.draws,) * spec.chains, (spec.warmup_draws,) * spec.chains)
         self._attrs: dict[str, Any] = {}
         self._group_attrs: dict[str, Any] = {}
 
-    def _lay_out(self, plan: Mapping[str, Any], chains: int, draws: int) -> None:
+    def _plan_arrays(self, plan: Mapping[str, Any], chains: int, draws: int) -> None:
         """Plan arrays by their paths; each is opened when it is first written."""
         self.chains, self.draws = chains, draws
         self._plan, self._arrays = plan, dict[str, Any]()
@@ -102,12 +100,12 @@ class Sink:
     def write_draws(
         self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
     ) -> None:
-        """Write draws ``start, start + 1, ...`` of one chain; they exist after the next checkpoint.
+        """Write draws ``start, start + 1, ...`` of one chain; the next checkpoint commits them.
 
         Parameters
         ----------
         chain, start
-            Where they go.
+            Chain, and position of the first draw.
         W, Ht
             (n, I, K) and (n, J, K); copied. H is stored as (component, column).
         group
@@ -116,8 +114,7 @@ class Sink:
         Raises
         ------
         StoreError
-            If the store was opened for reading, has no such group or no room, or
-            the disk refuses.
+            If the store is closed, lacks the group or space, or the disk fails.
         """
         self.append(f"{group}/W", chain, start, W)
         self.append(f"{group}/H", chain, start, np.swapaxes(Ht, 1, 2))
@@ -158,7 +155,7 @@ class Sink:
             self.append(f"{group}/{name}", chain, start, np.atleast_1d(np.asarray(values)))
 
     def parts(self, path: str, axis: int) -> Iterator[slice]:
-        """Say which parts of an axis of an array may be written at the same time."""
+        """Yield parts of an axis of an array that may be written concurrently."""
         yield slice(0, self._array(path).shape[axis])
 
     def write(self, path: str, region: Any, values: Any) -> None:
@@ -174,16 +171,16 @@ class Sink:
 
     @contextmanager
     def replacing(self, group: str, chain: int, count: int) -> Iterator[None]:
-        """Have one chain's streamed moments written in the block, those of ``count`` cycles.
+        """Mark streamed moments of one chain as invalid in the block, then as of ``count`` cycles.
 
-        ``group`` is that of the factors' moments, or of the monitored cells'.
+        ``group`` is that of the moments of the factors, or of the monitored cells.
 
         Raises
         ------
         StoreError
             As `write_draws`.
         """
-        # A count of 0 marks values that are being replaced, should we be killed here.
+        # A count of 0 marks incomplete values, in case the process is killed.
         self.write(f"{group}/count", chain, 0)
         yield
         self.write(f"{group}/count", chain, count)
@@ -198,35 +195,35 @@ class Sink:
         discrepancy_equal: float,
         attrs: Mapping[str, Any],
     ) -> None:
-        """Write what is known of particles when all of them are there; last before `finish`.
+        """Write weights and discrepancies of all particles; call it last before `finish`.
 
-        Readers see all of it once this has returned, and nothing before.
+        Readers see all of them after this returns, and none before.
 
         Parameters
         ----------
         weight, lp
-            (M,), of all particles: probability mass, log density up to a constant.
+            Probability mass and log density (up to a constant) of all particles, (M,).
         stein_matrix
-            (M, M).
+            Stein kernel of all pairs of particles, (M, M).
         discrepancy, discrepancy_equal
-            Under the weights, and under equal ones.
+            Stein discrepancy with these weights, and with equal ones.
         attrs
-            Of the group ``stein``, such as the scales of the kernel; not empty, JSON-able.
+            Attributes of the group ``stein``, such as kernel scales; not empty, JSON-able.
 
         Raises
         ------
         OptionError
             If particles are not yet committed.
         StoreFormatError
-            If the weights are no probability masses.
+            If the weights are not probability masses.
         StoreError
-            As `write_draws`; after a crash the particles are as if never weighed.
+            As `write_draws`; after a crash the particles have no weights.
         """
         done = self.committed.draws[0]
         if done < self.draws:
             raise OptionError(
-                f"only {done} of {self.draws} particles are there; write and checkpoint them all "
-                "before their weights"
+                f"only {done} of {self.draws} particles are committed; write and checkpoint all of "
+                "them before their weights"
             )
         check_weights(weight)
         values: dict[str, Any] = {
@@ -236,7 +233,7 @@ class Sink:
             f"{STEIN}/discrepancy": discrepancy,
             f"{STEIN}/discrepancy_equal": discrepancy_equal,
         }
-        self._array(f"{STEIN}/stein_matrix")  # refuses a run without weights
+        self._array(f"{STEIN}/stein_matrix")  # raises for a run without weights
         with self._writing("the weights of particles"):
             self._describe_group(STEIN, {})
             for path, value in values.items():
@@ -244,55 +241,55 @@ class Sink:
             self._describe_group(STEIN, attrs)
 
     def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Commit what was written so far, with the state from which a stored run can go on.
+        """Commit all written draws, with the state to resume a stored run.
 
         Parameters
         ----------
         arrays
-            Numeric arrays by name, any shapes, or functions that make them (see
+            Numeric arrays by name, or functions that return them (see
             `daskfactor.results.files.Late`).
         meta
-            JSON-able; ``meta["draws"]`` is the number of draws that exist from now
-            on (one number, or one per chain), ``meta["warmup_draws"]`` likewise
-            (all, when left out). Everything up to there must have been written.
+            JSON-able; ``meta["draws"]`` is the number of draws to commit (one number, or one per
+            chain), ``meta["warmup_draws"]`` likewise (by default all). All of them must have been
+            written.
 
         Raises
         ------
         StoreError
-            If the disk refuses; the previous checkpoint still counts.
+            If the disk fails; the previous checkpoint is still valid.
         OptionError
-            If ``meta`` or ``arrays`` cannot be kept.
+            If ``meta`` or ``arrays`` cannot be stored.
         """
-        # In memory the state goes with the process.
+        # In memory, the state is lost with the process.
         self.committed = Counts((int(meta["draws"]),) * self.chains, self.committed.warmup_draws)
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Attributes of the run that have been added to those of its plan."""
+        """Attributes that were added to those of the plan."""
         return dict(self._attrs)
 
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
-        """Merge attributes into the root's; hyperparameters among them go to ``constant_data``.
+        """Update attributes of the root; hyperparameters are also written to ``constant_data``.
 
         Raises
         ------
         StoreError
-            If the disk refuses; the attributes are as they were.
+            If the disk fails; the attributes are unchanged.
         """
         self._attrs |= attrs
 
     def finish(self, attrs: Mapping[str, Any]) -> None:
-        """Write the last attributes and let go of the store."""
+        """Write the last attributes and close the store."""
         self.update_attrs(attrs)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Let go of the store; arrays in memory stay with the tree."""
+        """Close the store; arrays in memory stay valid."""
 
     def tree(self) -> xr.DataTree:
-        """Give the draws that exist, as `open_run` would and, in memory, without a copy."""
+        """Return the committed draws as `open_run` would; in memory without a copy."""
         spec = replace(self.spec, attrs={**self.spec.attrs, **self._attrs})
         groups: dict[str, Any] = {}
         for path, layout in layouts(spec).items():
@@ -303,24 +300,26 @@ class Sink:
                     groups[group] = group_coords(group, spec)
                     groups[group].attrs |= self._group_attrs.get(group, {})
                 about = {"description": layout.variable.doc}
-                found = layout.dims, np.asarray(values, dtype=layout.dtype), about
-                groups[group] = groups[group].assign({name: found})
+                variable = layout.dims, np.asarray(values, dtype=layout.dtype), about
+                groups[group] = groups[group].assign({name: variable})
         tree = tree_of(groups, plain(spec.root_attrs))
         return indexed(trimmed(tree, self.committed))
 
     def _opened(self, path: str) -> Any:
-        """Give a planned array, to be written."""
+        """Return a planned array for writing."""
         variable, _, shape, dtype, _, fill, _ = self._plan[path]
         if variable.kind != "factor":
             return np.full(shape, fill, dtype)
         if not variable.name.startswith("H"):
             return np.empty(shape, dtype)
-        # As the engine has them, rows first.
+        # The engine has rows first.
         return np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)
 
     def _array(self, path: str) -> Any:
         if path not in self._plan:
-            raise StoreError(f"{self.name} has no {path}; this run was not planned with it")
+            raise StoreError(
+                f"{self.name} has no array {path}; it is not part of the plan of this run"
+            )
         if path not in self._arrays:
             self._arrays[path] = self._opened(path)
         return self._arrays[path]

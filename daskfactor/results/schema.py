@@ -1,9 +1,9 @@
-"""What a run holds: one table of variables, the names they go by, and the plan of a run.
+"""Schema of a run: table of variables, their names, and the plan of a run.
 
-Names and dimensions are ArviZ's where ArviZ has one. ``{row}`` and ``{column}``
-stand for the user's own dimension names. An algorithm declares the statistics of
-its draws as `Variable`s of its own; everything else is here. A `RunSpec` is checked before
-the first draw; `layouts` and `group_coords` say what it comes to, in memory or in a store.
+Names and dimensions follow ArviZ where possible. ``{row}`` and ``{column}`` stand for the
+dimension names of the user. Algorithms declare the statistics of their draws as `Variable`s;
+everything else is here. A `RunSpec` is checked before the first draw; `layouts` and `group_coords`
+derive arrays and coordinates from it, in memory or in a store.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +27,7 @@ Kind = Literal["factor", "real", "count", "flag", "data"]
 
 
 class Variable(NamedTuple):
-    """One variable of a run: where it is, what its axes are, what it holds."""
+    """Variable of a run: group, name, dimensions, kind and description."""
 
     group: str
     name: str
@@ -37,14 +37,14 @@ class Variable(NamedTuple):
 
 
 def _table(group: str, *rows: tuple[str, str, Kind, str]) -> tuple[Variable, ...]:
-    """Variables of a group, from their names, dimensions in one text, kinds and descriptions."""
+    """Return the variables of a group, from names, dimensions (one text), kinds, descriptions."""
     return tuple(
         Variable(group, name, tuple(dims.split()), kind, doc) for name, dims, kind, doc in rows
     )
 
 
 def statistic(name: str, doc: str, kind: Kind = "real") -> Variable:
-    """Declare a number that an algorithm tells of each draw."""
+    """Declare a statistic of each draw of an algorithm."""
     return Variable("sample_stats", name, ("chain", "draw"), kind, doc)
 
 
@@ -121,10 +121,10 @@ FEATURES: Final = ("row_feature", "column_feature")
 """Dimensions of the covariates of rows and of columns."""
 CELL_INDICES: Final = ("row_index", "column_index")
 BIASED: Final = "biased"
-"""Attribute of a tree: 1 if the algorithm's draws are off by what no diagnostic sees."""
+"""Attribute of a tree: 1 if draws have a bias that convergence diagnostics do not show."""
 SAMPLE_DIMS: Final = ("chain", "draw", "warmup_draw")
 IDENTITY: Final = {"trace_id": "trace_id", "created_at": "trace_created_at"}
-"""Attributes that tell runs apart, and what factors of new rows call them."""
+"""Attributes that identify a run, and their names in factors of new rows."""
 GROUP_ATTRS: Final = (
     "created_at",
     "inference_library",
@@ -134,42 +134,42 @@ GROUP_ATTRS: Final = (
     "creation_library_language",
     "sample_dims",
 )
-"""Attributes of every group; of one that no draw numbers all but the last."""
+"""Attributes of every group; groups without draws lack the last."""
 
 
 def group_attrs(attrs: Mapping[str, Any], dims: Collection[Any]) -> dict[str, Any]:
-    """Say who made a group and when, in ArviZ's words, from the attributes of the run.
+    """Return ArviZ's attributes of a group, from the attributes of the run.
 
-    ``dims``: of the group; those that number draws are its ``sample_dims``.
+    ``dims`` are those of the group; those of draws become ``sample_dims``.
     """
-    own = {
+    library_attrs = {
         "inference_library": LIBRARY,
         "creation_library": LIBRARY,
         "creation_library_version": daskfactor.__version__,
         "creation_library_language": "Python",
         "sample_dims": [dim for dim in SAMPLE_DIMS if dim in dims],
     }
-    known = {name: attrs[name] for name in GROUP_ATTRS if name in attrs} | own
-    return {name: known[name] for name in GROUP_ATTRS if known.get(name)}
+    shared = {name: attrs[name] for name in GROUP_ATTRS if name in attrs} | library_attrs
+    return {name: shared[name] for name in GROUP_ATTRS if shared.get(name)}
 
 
 COMPONENT_NAME: Final = "component_name"
-"""Coordinate beside the numbers of components that tells which of them are biases."""
+"""Coordinate with the names of components, which identifies biases."""
 CELL_NAMES: Final = {"var": "var_"}
-"""What coordinates are called among monitored cells, whose ``var`` is a variance."""
+"""Names of coordinates of monitored cells that would clash with variables."""
 
 
 def tree_of(groups: Mapping[str, Any], attrs: Mapping[Any, Any]) -> xr.DataTree:
-    """Make a tree of groups, with the attributes of its root."""
+    """Return a tree of groups, with attributes of the root."""
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = dict(attrs)
     return tree
 
 
 def component_labels(group: Any) -> list[Any]:
-    """Return what components are called: 0, 1, 2, ..., and biases by their names.
+    """Return the labels of components: 0, 1, 2, ..., and names of biases.
 
-    Texts, as runs of version 0.1.0 have where there are biases, stay what they are.
+    Text labels, as in runs of version 0.1.0 with biases, are returned unchanged.
     """
     numbers: list[Any] = group["component"].values.tolist()
     if COMPONENT_NAME not in group.coords:
@@ -179,75 +179,74 @@ def component_labels(group: Any) -> list[Any]:
 
 
 def factor_dims(trace: xr.DataTree | xr.Dataset) -> tuple[str, str]:
-    """The user's names of rows and columns in a trace, or in a group with W and H.
+    """Return the dimension names of rows and columns in a trace, or in a group with W and H.
 
     Raises
     ------
     StoreFormatError
-        If the tree holds neither draws nor moments of the factors.
+        If the tree has neither draws nor moments of the factors.
     OptionError
-        If they are maps.
+        If factors are unstacked.
     """
-    own = {"chain", "draw", "component"}
+    reserved = {"chain", "draw", "component"}
     groups = {"posterior": trace} if isinstance(trace, xr.Dataset) else trace.children
     for group, w, h in (("posterior", "W", "H"), (MOMENTS, "W_mean", "H_mean")):
         if group in groups and {w, h} <= set(groups[group].data_vars):
-            dims = [[d for d in groups[group][name].dims if d not in own] for name in (w, h)]
+            dims = [[d for d in groups[group][name].dims if d not in reserved] for name in (w, h)]
             if len(dims[0]) == len(dims[1]) == 1:
                 return str(dims[0][0]), str(dims[1][0])
             if max(map(len, dims)) > 1:
                 raise OptionError(
                     f"rows of {w} or columns of {h} have several dimensions, as "
-                    "daskfactor.unstack gives them; pass the run as it was before"
+                    "daskfactor.unstack returns them; pass the run before unstack"
                 )
     raise StoreFormatError(
-        f"this tree holds the groups {sorted(groups)} but no factors; "
+        f"the tree has the groups {sorted(groups)} but no factors; "
         "pass the result of daskfactor.sample or the path of a run store"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """What a run will hold: everything that must be known before its first draw.
+    """Plan of a run: everything that is determined before its first draw.
 
-    It is made of options and data that have been checked.
+    Options and data have been checked.
 
     Parameters
     ----------
     shape : (I, J, K)
         Rows, columns and components.
     chains, draws, warmup_draws : int
-        ``draws`` counts the draws *kept*, per chain.
+        Numbers per chain; ``draws`` counts stored draws.
     dims : (str, str)
-        The user's names of rows and columns.
+        Dimension names of rows and columns.
     coords : mapping
-        Coordinates along one of them each, ``(dim, values)`` by name, or with attributes.
+        Coordinates along one of these dimensions, ``(dim, values)`` by name, or with attributes.
     dtype : str
         dtype of the factors, ``"float32"`` or ``"float64"``.
     keep : {"draws", "moments"}
-        Whether the posterior groups with the draws themselves exist.
+        ``"draws"`` for groups with draws of the factors, ``"moments"`` without.
     has_coarse : bool
-        P-SGRRLD: ``posterior_coarse`` exists, with ``draws // 2`` draws.
+        True for P-SGRRLD: there is a ``posterior_coarse`` with ``draws // 2`` draws.
     statistics : tuple of Variable
-        What the algorithm tells of each draw besides the log density. With `WEIGHT` among
-        them it is a run of particles, one chain of them with kept draws: there is a group
-        ``stein``, and no ``posterior_moments``.
+        Statistics of each draw besides the log density. With `WEIGHT` it is a run of particles,
+        one chain with stored draws, with a group ``stein`` and without ``posterior_moments``.
     learnt : tuple of Variable
-        What is drawn beside the factors.
+        Sampled variables besides the factors.
     features : mapping
         Labels of the covariates by their dimension.
     constants : tuple of Variable
-        What ``constant_data`` holds, taken from ``attrs``.
+        Variables of ``constant_data``, with values from ``attrs``.
     monitor_rows, monitor_columns : array of int, (n_monitor,), optional
         Positions of the monitored cells.
     unfolds : bool
-        Whether columns of cells are those of a tensor's first unfolding, and not of H.
+        True if columns of cells are those of the first unfolding of a tensor, and not of H.
     draw_index : array of int, (draws,), optional
-        Cycle number of each kept draw; 0, 1, 2, ... when not given.
+        Cycle number of each stored draw; 0, 1, 2, ... by default.
     components : tuple of str, (K,), optional
-        Names of the components, where some are biases: a coordinate beside 0, 1, 2, ...
+        Names of the components, if some are biases.
     observed, weights : array (I, J), optional
-        The data, and the weights of their cells, when they are to travel with the run.
+        Data, and weights of their cells, to store with the run.
     attrs : mapping
         JSON-able attributes of the root.
 
@@ -288,17 +287,17 @@ class RunSpec:
 
     @property
     def cycles(self) -> NDArray[np.int64]:
-        """Cycle number of every kept draw."""
+        """Cycle number of every stored draw."""
         index = np.arange(self.draws) if self.draw_index is None else self.draw_index
         return np.asarray(index, dtype=np.int64)
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """All that the run holds."""
-        kept, weighted = self.keep == "draws", WEIGHT in self.statistics
+        """All variables of the run."""
+        with_draws, weighted = self.keep == "draws", WEIGHT in self.statistics
         return (
-            *(DRAWS if kept else ()),
-            *(COARSE_DRAWS if kept and self.has_coarse else ()),
+            *(DRAWS if with_draws else ()),
+            *(COARSE_DRAWS if with_draws and self.has_coarse else ()),
             *self.learnt,
             *(() if weighted else STREAMED),
             *(MONITORED if self.n_monitor else ()),
@@ -312,7 +311,7 @@ class RunSpec:
 
     @property
     def root_attrs(self) -> dict[str, Any]:
-        """Attributes of the root, complete."""
+        """All attributes of the root."""
         return {
             **self.attrs,
             "inference_library": LIBRARY,
@@ -321,34 +320,34 @@ class RunSpec:
 
     @cached_property
     def labels(self) -> xr.Dataset:
-        """The user's coordinates, with string labels as text rather than objects."""
-        given = xr.Dataset(coords=self.coords)
+        """Coordinates of the user, with string labels as text instead of objects."""
+        user_coords = xr.Dataset(coords=self.coords)
         labels = {
             name: (coord.dims, _storable_labels(str(name), coord.values), coord.attrs)
-            for name, coord in given.coords.items()
+            for name, coord in user_coords.coords.items()
         }
-        return given.assign_coords(labels)
+        return user_coords.assign_coords(labels)
 
 
 def _storable_labels(name: str, labels: NDArray[Any]) -> NDArray[Any]:
-    """The labels of one coordinate, as text where they are not numbers, flags or dates."""
+    """Return the labels of a coordinate, as text unless they are numbers, flags or dates."""
     if labels.dtype.kind in "biufMm":
         return labels
     if labels.dtype.kind in "OUT" and all(isinstance(label, str) for label in labels):
         return labels.astype(str)
     raise DataError(
         f"the coordinate {name!r} has labels of dtype {labels.dtype}; "
-        "labels must be text, numbers, booleans or dates: convert or drop it first"
+        "labels must be text, numbers, booleans or dates; convert or drop them"
     )
 
 
-# Large enough that a file is worth its system calls, small enough that rewriting a
-# chunk that is only partly new costs a few milliseconds.
+# Large enough to amortise system calls, small enough that rewriting a partial chunk takes a few
+# milliseconds.
 CHUNK_BYTES = 8 * 2**20
 
 
 class Layout(NamedTuple):
-    """How one variable of a given run lies in memory or in a store."""
+    """Array layout of one variable of a run, in memory or in a store."""
 
     variable: Variable
     dims: tuple[str, ...]
@@ -357,16 +356,16 @@ class Layout(NamedTuple):
     chunks: tuple[int, ...]
     fill: float | int | bool
     value: Any
-    """What it holds from the beginning; None for what the run will give."""
+    """Initial value; None for values that the run writes."""
 
 
 def planned_draws(group: str, draws: int) -> int:
-    """Draws of a group when the run keeps ``draws``: the coarse chain takes half as many."""
+    """Return the number of draws of a group; the coarse chain has half as many."""
     return draws // 2 if group == COARSE else draws
 
 
 def layouts(spec: RunSpec) -> dict[str, Layout]:
-    """Dims, shape, dtype, chunks and fill value of every variable of a run, by its path."""
+    """Return the layout of every variable of a run, by path."""
     sizes = dict(zip((ROW, COLUMN, "component"), spec.shape, strict=True)) | {
         "chain": spec.chains,
         "other_draw": spec.draws,
@@ -376,45 +375,44 @@ def layouts(spec: RunSpec) -> dict[str, Layout]:
     }
     data = spec.dtype if spec.observed is None else spec.observed.dtype
     dtypes = {"factor": spec.dtype, "real": "f8", "count": "i8", "flag": "?", "data": data}
-    known = {variable: spec.attrs.get(variable.name) for variable in spec.constants}
-    known |= dict.fromkeys(OBSERVED, spec.observed) | dict.fromkeys(WEIGHED, spec.weights)
+    values = {variable: spec.attrs.get(variable.name) for variable in spec.constants}
+    values |= dict.fromkeys(OBSERVED, spec.observed) | dict.fromkeys(WEIGHED, spec.weights)
     names = dict(zip((ROW, COLUMN), spec.dims, strict=True))
-    found = {}
+    result = {}
     for variable in spec.variables:
         sizes["draw"] = planned_draws(variable.group, spec.draws)
         dtype = np.dtype(dtypes[variable.kind])
         shape = tuple(sizes[dim] for dim in variable.dims)
-        found[f"{variable.group}/{variable.name}"] = Layout(
+        result[f"{variable.group}/{variable.name}"] = Layout(
             variable,
             tuple(names.get(dim, dim) for dim in variable.dims),
             shape,
             dtype,
             _chunks(variable.dims, shape, dtype.itemsize),
             {"b": False, "i": 0, "u": 0}.get(dtype.kind, float("nan")),
-            known.get(variable),
+            values.get(variable),
         )
-    return found
+    return result
 
 
 def _chunks(dims: tuple[str, ...], shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Chunks of at most ``CHUNK_BYTES``: one chain each, whole draws while they fit.
+    """Return chunks of at most ``CHUNK_BYTES``, with one chain each.
 
-    Axes are filled in an order of their own: components first, then rows or
-    columns, then draws, so that a chunk holds many small draws or a part of a
-    large one.
+    Components fill a chunk first, then rows or columns, then draws, so that a chunk has many
+    small draws or a part of a large one.
     """
     rank = {"component": 0, "draw": 2, "chain": 3}
     budget = max(1, CHUNK_BYTES // itemsize)
     chunks = [1] * len(dims)
     for axis in sorted(range(len(dims)), key=lambda axis: (rank.get(dims[axis], 1), -axis)):
         if dims[axis] != "chain":
-            # An axis still empty may grow when the run is extended.
+            # An empty axis may grow when the run is extended.
             chunks[axis] = max(1, min(shape[axis] or 64, budget // prod(chunks)))
     return tuple(chunks)
 
 
 def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
-    """Coordinates of one group, the user's own and the run's."""
+    """Return the coordinates of a group: those of the user and of the run."""
     dims = {dim for variable in spec.variables if variable.group == group for dim in variable.dims}
     every = {
         "chain": np.arange(spec.chains),
@@ -423,28 +421,28 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         "other_draw": spec.cycles,
         "component": np.arange(spec.shape[2]),
         "warmup_draw": np.arange(spec.warmup_draws),
-        **{dim: _storable_labels(dim, np.array(own)) for dim, own in spec.features.items()},
+        **{dim: _storable_labels(dim, np.array(names)) for dim, names in spec.features.items()},
     }
-    own: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
+    coords: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
     if spec.components is not None and "component" in dims:
-        own[COMPONENT_NAME] = ("component", np.array(spec.components))
-    # Along which dimension the labels of rows and of columns are, and which of them.
-    taken: dict[str, tuple[str, Any]] = {
+        coords[COMPONENT_NAME] = ("component", np.array(spec.components))
+    # Dimension and positions of the labels of rows and of columns.
+    reserved: dict[str, tuple[str, Any]] = {
         name: (name, slice(None))
         for axis, name in zip((ROW, COLUMN), spec.dims, strict=True)
         if axis in dims
     }
     if group == MONITOR:
         cells = (np.asarray(at, np.int64) for at in (spec.monitor_rows, spec.monitor_columns))
-        own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, cells, strict=True)}
-        taken = {dim: own[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
-        if spec.unfolds:  # places in an unfolding are no columns of H
-            del taken[spec.dims[1]]
+        coords |= {name: ("cell", at) for name, at in zip(CELL_INDICES, cells, strict=True)}
+        reserved = {dim: coords[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
+        if spec.unfolds:  # columns of an unfolding are not those of H
+            del reserved[spec.dims[1]]
     names = CELL_NAMES if group == MONITOR else {}
     users: dict[str, Any] = {}
     for name, coord in spec.labels.coords.items():
-        if coord.dims[0] in taken:
-            along, at = taken[str(coord.dims[0])]
+        if coord.dims[0] in reserved:
+            along, at = reserved[str(coord.dims[0])]
             users[names.get(str(name), str(name))] = (along, coord.values[at], coord.attrs)
-    found = xr.Dataset(coords=users).assign_coords(own)
-    return found.assign_attrs(group_attrs(spec.attrs, dims))
+    users_coords = xr.Dataset(coords=users).assign_coords(coords)
+    return users_coords.assign_attrs(group_attrs(spec.attrs, dims))

@@ -1,4 +1,4 @@
-"""Which rows, columns and cells of a run a user names: by label, position, slice or mask."""
+"""Selection of rows, columns and cells of a run by label, position, slice or mask."""
 
 import difflib
 from collections.abc import Mapping
@@ -15,37 +15,38 @@ from daskfactor.errors import OptionError
 from daskfactor.results.stacks import stacks_of
 from daskfactor.results.trace import Run
 
-MOST_COMPARED: Final = 10**5
-"""Labels that are compared with one that is not among them."""
+MAX_COMPARED: Final = 10**5
+"""Largest number of labels that are searched for a similar one."""
 
 
 def select(run: Run, rows: Any, columns: Any) -> tuple[xr.DataArray, xr.DataArray]:
-    """Find the positions of rows and of columns that a user names, with the labels they have.
+    """Return positions of selected rows and columns, with their labels.
 
     Parameters
     ----------
     run
-        With draws.
+        Run with draws.
     rows, columns
-        None (all), a label, an array of labels, a slice, or a boolean mask; integer
-        positions where there is no coordinate. Two DataArrays that share their one
-        dimension name single cells, as in xarray's vectorised indexing.
+        None (all), a label, an array of labels, a slice, or a boolean mask; integer positions
+        without a coordinate. Two DataArrays with the same single dimension name single cells, as
+        in xarray's vectorised indexing.
 
     Raises
     ------
     OptionError
-        If a label or position does not exist, or the two do not go together.
+        If a label or position does not exist, or rows and columns do not match.
     """
     pointwise = all(isinstance(key, xr.DataArray) for key in (rows, columns))
     pointwise = pointwise and bool(set(rows.dims) & set(columns.dims))
     usable = pointwise and rows.dims == columns.dims and rows.ndim == 1
     if pointwise and not (usable and is_usable(str(rows.dims[0]))):
         raise OptionError(
-            "rows and columns that name single cells must have the same single dimension, of a "
-            f"name that results do not use, got dimensions {rows.dims} and {columns.dims}"
+            "rows and columns that name single cells must have the same single dimension, with a "
+            f"name that results do not use, got dimensions {rows.dims} and {columns.dims}; rename "
+            "it, for example to 'cell'"
         )
     chosen_rows, chosen_columns = (
-        _chosen(_positions(run, dim), key, what, pointwise)
+        _selected(_positions(run, dim), key, what, pointwise)
         for dim, key, what in zip(run.dims, (rows, columns), ("rows", "columns"), strict=True)
     )
     if pointwise and chosen_rows.size != chosen_columns.size:
@@ -57,14 +58,14 @@ def select(run: Run, rows: Any, columns: Any) -> tuple[xr.DataArray, xr.DataArra
 
 
 def paired(cells: tuple[xr.DataArray, xr.DataArray]) -> bool:
-    """Whether rows and columns name single cells, and not a grid of them."""
+    """Return True if rows and columns name single cells instead of a grid."""
     return bool(set(cells[0].dims) & set(cells[1].dims))
 
 
 def keys_of(at: xr.DataArray) -> Any:
-    """Return labels of what `select` found, None if there are none; by name where some are stacked.
+    """Return labels of a selection, None if there are none; by name for stacked dimensions.
 
-    What rows and columns are matched by, see `daskfactor.checks.match_labels`.
+    They are keys of `daskfactor.checks.match_labels`.
     """
     names = at.attrs.get("levels", {})
     if not names or any(name not in at.coords for name in names):
@@ -73,7 +74,7 @@ def keys_of(at: xr.DataArray) -> Any:
 
 
 def _positions(run: Run, dim: str) -> xr.DataArray:
-    """Positions of all rows, or columns, and their labels."""
+    """Return positions of all rows, or columns, with their labels."""
     coords = run.posterior.coords.items()
     labels = {name: coord for name, coord in coords if set(coord.dims) <= {dim}}
     stack = stacks_of(run.attrs).get(dim)
@@ -81,17 +82,17 @@ def _positions(run: Run, dim: str) -> xr.DataArray:
     return xr.DataArray(np.arange(run.posterior.sizes[dim]), labels, (dim,), attrs=about)
 
 
-def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataArray:
-    """The positions, out of all of them, that a key names."""
+def _selected(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataArray:
+    """Return the selected positions of a key."""
     dim = at.dims[0]
     if key is None:
         return at
     if isinstance(key, Mapping) and set(key) == {dim}:
         key = key[dim]
     if isinstance(key, Mapping):
-        return at[np.flatnonzero(_on_levels(at, key, what))]
+        return at[np.flatnonzero(_mask_of_levels(at, key, what))]
     if at.attrs["levels"] and not pointwise and _are_tuples(key):
-        return at[_of_tuples(at, key, what)]
+        return at[_positions_of_tuples(at, key, what)]
     if isinstance(key, xr.DataArray) and not pointwise:
         key = key.values
     if np.ndim(key) > 1:
@@ -103,66 +104,66 @@ def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataAr
         key = np.asarray(list(key))
     mask = not isinstance(key, slice) and np.asarray(key).dtype == bool
     if pointwise and key.size in (0, at.size if mask else 0):
-        # Positions: fewer than the mask is long, or none, of whatever type the labels are.
+        # Convert the mask to positions, which may be fewer, whatever the type of the labels.
         chosen, mask = np.flatnonzero(key.values), True
         key = key[chosen].drop_vars(dim, errors="ignore").copy(data=chosen)
     elif np.ndim(key) == 1 and len(key) == 0:
         return at[:0]
     labelled = dim in at.coords and not mask
     try:
-        found = at.sel({dim: key}) if labelled else at.isel({dim: key})
+        subset = at.sel({dim: key}) if labelled else at.isel({dim: key})
     except (KeyError, IndexError, TypeError, ValueError, pd.errors.InvalidIndexError) as error:
         raise OptionError(_unknown(at, key, what, labelled)) from error
     if pointwise and dim not in at.coords and dim not in key.dims:
-        return found.assign_coords({dim: (key.dims, found.values)})
-    return found
+        return subset.assign_coords({dim: (key.dims, subset.values)})
+    return subset
 
 
-def _on_levels(at: xr.DataArray, key: Mapping[Any, Any], what: str) -> NDArray[np.bool_]:
-    """Which rows, or columns, have labels that are wanted of each of the dimensions stacked."""
-    wanted, levels = np.ones(at.size, dtype=bool), at.attrs["levels"]
-    for name, own in key.items():
+def _mask_of_levels(at: xr.DataArray, key: Mapping[Any, Any], what: str) -> NDArray[np.bool_]:
+    """Return a mask of rows, or columns, by labels of their stacked dimensions."""
+    mask, levels = np.ones(at.size, dtype=bool), at.attrs["levels"]
+    for name, level_key in key.items():
         if name not in levels:
-            known = ", ".join(map(repr, levels)) or "none"
+            names = ", ".join(map(repr, levels)) or "none"
             raise OptionError(
-                f"{what} has the key {name!r}, and dimensions that are stacked in {at.dims[0]!r} "
-                f"are {known}"
+                f"{what} has the key {name!r}, but the dimensions stacked in {at.dims[0]!r} are "
+                f"{names}; pass one of these"
             )
         labels = levels[name]
         try:
-            chosen = xr.DataArray(labels, {name: labels}, (name,)).sel({name: own})
+            chosen = xr.DataArray(labels, {name: labels}, (name,)).sel({name: level_key})
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise OptionError(
-                f"{what}: there is no {own!r} among the {len(labels)} labels of {name!r} "
+                f"{what}: there is no {level_key!r} among the {len(labels)} labels of {name!r} "
                 f"({', '.join(map(repr, labels[:3].tolist()))}, ...)"
             ) from error
-        wanted &= np.isin(at[name].values, np.atleast_1d(chosen.values))
-    return wanted
+        mask &= np.isin(at[name].values, np.atleast_1d(chosen.values))
+    return mask
 
 
 def _are_tuples(key: Any) -> bool:
-    """Whether this is a label of a stack, or a list of them: a tuple with one of each level."""
+    """Return True for a label of a stack (a tuple with one of each level), or a list of them."""
     if isinstance(key, tuple):
-        return not any(isinstance(own, bool | slice) for own in key)
+        return not any(isinstance(entry, bool | slice) for entry in key)
     several = isinstance(key, list | pd.MultiIndex) and len(key) > 0
-    return several and all(isinstance(own, tuple) for own in key)
+    return several and all(isinstance(entry, tuple) for entry in key)
 
 
-def _of_tuples(at: xr.DataArray, key: Any, what: str) -> Any:
-    """Positions of labels of a stack, or of a single one."""
+def _positions_of_tuples(at: xr.DataArray, key: Any, what: str) -> Any:
+    """Return positions of labels of a stack, or of a single label."""
     levels, one = at.attrs["levels"], isinstance(key, tuple)
     index = pd.MultiIndex.from_arrays([at[name].values for name in levels])
-    wanted = [key] if one else list(key)
+    keys = [key] if one else list(key)
     place = first_positions(index.tolist())
-    unknown = next((own for own in wanted if own not in place), None)
+    unknown = next((label for label in keys if label not in place), None)
     if unknown is not None:
         raise OptionError(
             f"{what}: there is no {unknown!r} among the {at.size} labels of {at.dims[0]!r}, which "
             f"are {', '.join(map(str, levels))}, such as {index[0]!r}; pass such tuples, or "
             f"{{{next(iter(levels))!r}: ...}}"
         )
-    found = [place[own] for own in wanted]
-    return found[0] if one else found
+    positions = [place[label] for label in keys]
+    return positions[0] if one else positions
 
 
 def _unknown(at: xr.DataArray, key: Any, what: str, labelled: bool) -> str:
@@ -176,26 +177,28 @@ def _unknown(at: xr.DataArray, key: Any, what: str, labelled: bool) -> str:
     first = ", ".join(repr(label) for label in index[:3].tolist())
     if not index.is_unique:
         return f"the labels of {dim!r} are not unique; select {what} with a boolean mask"
-    wanted = [] if isinstance(key, slice) else np.atleast_1d(np.asarray(key)).tolist()
-    missing = [label for label in wanted if label not in index]
+    keys = [] if isinstance(key, slice) else np.atleast_1d(np.asarray(key)).tolist()
+    missing = [label for label in keys if label not in index]
     got = ", ".join(map(repr, missing))[:200] or repr(key)
     near = near_labels(index, missing[0]) if missing else ""
-    places = all(isinstance(label, int) for label in wanted) and index.dtype.kind not in "iu"
-    cut = f", or for positions cut the trace: trace.isel({{{dim!r}: ...}})" if places else ""
+    places = all(isinstance(label, int) for label in keys) and index.dtype.kind not in "iu"
+    cut = f"; for positions select from the trace, trace.isel({{{dim!r}: ...}})" if places else ""
     return (
         f"{what}: there is no {got} among the {len(index)} labels of {dim!r} ({first}, ...); "
-        f"{near}pass labels of that coordinate, a slice of them, or None for all{cut}"
+        f"{near}pass labels of this coordinate, a slice of them, or None for all{cut}"
     )
 
 
 def near_labels(index: Any, label: Any) -> str:
-    """Ask whether one of the labels was meant that are spelt almost alike; or say nothing.
+    """Return a question about similarly spelt labels, or an empty text.
 
-    Numbers that are spelt almost alike are not near, so that their range is told.
+    For numbers return their range, since similar spelling does not mean similar values.
     """
     if index.dtype.kind in "iuf":
         return f"they are from {index.min()} to {index.max()}; " if len(index) else ""
-    names = {str(own): own for own in index[:MOST_COMPARED].tolist()}
+    names = {str(entry): entry for entry in index[:MAX_COMPARED].tolist()}
     lower = {name.lower(): name for name in names}
-    found = difflib.get_close_matches(str(label).lower(), lower, 3, 0.6)
-    return f"did you mean {' or '.join(repr(names[lower[name]]) for name in found)}? " * bool(found)
+    matches = difflib.get_close_matches(str(label).lower(), lower, 3, 0.6)
+    return f"did you mean {' or '.join(repr(names[lower[name]]) for name in matches)}? " * bool(
+        matches
+    )

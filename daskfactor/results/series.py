@@ -1,7 +1,7 @@
-"""Numbers of each draw that a run is judged by besides WH: densities, sizes, hyperparameters.
+"""Series of draws that diagnostics use besides WH: densities, sizes, hyperparameters.
 
-Those that components have come in one order of the components. All are as the run drew them,
-whatever has been aligned since, so that every copy of a run is judged alike.
+Series of components are in one order of the components. All describe the original draws, also if
+a trace was aligned, so that every copy of a run has the same verdict.
 """
 
 import math
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from daskfactor.results.align import as_drawn, best_order, since_drawn
 from daskfactor.results.tensors import axis_factors
-from daskfactor.results.trace import Law, Run
-from daskfactor.results.verdict import RARE
+from daskfactor.results.trace import Run, Symmetries
+from daskfactor.results.verdict import MIN_SHARE
 
 Array = NDArray[np.float64]
 
@@ -30,20 +30,20 @@ TITLES: Final = {
     "component": "components, as drawn",
     "aligned": "components, aligned",
 }
-"""Kinds of numbers, in words."""
+"""Titles of the kinds of series."""
 MANY: Final = 32
-"""Entries that are followed of a hyperparameter that has more."""
+"""Largest number of entries of a hyperparameter in the summary."""
 
 
 class Series(NamedTuple):
-    """One number per draw.
+    """Series with one number per draw.
 
-    ``kind`` is ``"density"``; ``"balanced"``, a density as it would be with W and H of one
-    weight; ``"learnt"``, a hyperparameter that is drawn; ``"product"``, of WH alone; ``"scale"``,
-    which the priors alone hold in place; ``"component"``, one for each component in the order of
-    the draws; ``"aligned"``, in one order; ``"part"``, in that order of W or of H alone.
-    Of aligned ones there are the share of all draws in which they appear, of those of the chain
-    that has it in the fewest, the number of chains that have it in most, and how alike it is.
+    ``kind`` is ``"density"``; ``"balanced"``, the density with W and H of equal size;
+    ``"learnt"``, a sampled hyperparameter; ``"product"``, a quantity of WH; ``"scale"``, which only
+    the priors determine; ``"component"``, a component in the order of the draws; ``"aligned"``, a
+    component after alignment; ``"part"``, its share of W or of H.
+    Aligned series have the share of all draws in which the component appears, the smallest such
+    share of any chain, the number of chains in which it appears in most draws, and its agreement.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Series(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Components of all draws in one order.
+    """Order of the components of all draws.
 
     Attributes
     ----------
     names
-        What they are called, (K,); biases, which come last, have no name.
+        Names of the components, (K,), without biases, which are last.
     permutation
-        Positions in each draw, (chain, draw, K').
+        Positions of components in each draw, (chain, draw, K').
     share, least_share, chains_with, agreement
-        As in `Series`, (K',).
+        Attributes of `Series`, (K',).
     """
 
     names: list[str]
@@ -75,19 +75,22 @@ class Order(NamedTuple):
     chains_with: Array
     agreement: Array
 
-    def series(self, name: str, kind: str, values: Array, kept: Any = ...) -> list[Series]:
-        """Follow numbers of components as drawn, (..., K), of the draws that are ``kept``."""
-        moved = np.take_along_axis(values, self.permutation[kept][..., : len(self.names)], -1)
-        found = [Series(f"{name}[{own}]", kind, moved[..., k]) for k, own in enumerate(self.names)]
+    def series(self, name: str, kind: str, values: Array, selection: Any = ...) -> list[Series]:
+        """Return series of components from unaligned values, (..., K), of the selected draws."""
+        moved = np.take_along_axis(values, self.permutation[selection][..., : len(self.names)], -1)
+        series = [
+            Series(f"{name}[{component}]", kind, moved[..., k])
+            for k, component in enumerate(self.names)
+        ]
         if kind not in ("component", "aligned"):
-            return found
+            return series
         facts = list(zip(*self[2:], strict=True))
-        return [Series(*one[:3], *map(float, facts[k])) for k, one in enumerate(found)]
+        return [Series(*one[:3], *map(float, facts[k])) for k, one in enumerate(series)]
 
 
-def component_names(group: xr.Dataset, law: Law) -> list[str]:
-    """Return what components are called, biases left out."""
-    return [str(label) for label in group["component"].values[: law.components].tolist()]
+def component_names(group: xr.Dataset, symmetries: Symmetries) -> list[str]:
+    """Return the names of components without biases."""
+    return [str(label) for label in group["component"].values[: symmetries.components].tolist()]
 
 
 def order_of(aligned: Run, named: Run, alike: Array) -> Order:
@@ -96,52 +99,52 @@ def order_of(aligned: Run, named: Run, alike: Array) -> Order:
     Parameters
     ----------
     aligned
-        The run, aligned by itself.
+        Run after `align`.
     named
-        A copy whose components have the names that are wanted; maybe aligned by something else.
+        Copy of the run that defines the names; it may be aligned to another reference.
     alike
-        How alike each aligned component is in the halves of all chains.
+        Agreement of each aligned component between the halves of all chains.
     """
-    alignment, law = aligned.group("alignment"), aligned.law
+    alignment, symmetries = aligned.group("alignment"), aligned.symmetries
     permutation = alignment["permutation"].transpose("chain", "draw", "component").values
     by_chain = alignment["share_by_chain"].transpose("chain", "component").values
     shares = alignment["share"].values, np.nanmin(by_chain, axis=0)
-    columns = [*shares, (by_chain >= RARE).sum(axis=0), alike]
+    columns = [*shares, (by_chain >= MIN_SHARE).sum(axis=0), alike]
     if named.is_aligned:
         position, _ = since_drawn(named.group("alignment"))
         same = np.take_along_axis(np.argsort(position, axis=-1), permutation, -1)
         counts = np.zeros((alike.size, alike.size))
         np.add.at(counts, (same, np.broadcast_to(np.arange(alike.size), same.shape)), 1.0)
-        place = best_order(-counts, law)
-        permutation, columns = permutation[..., place], [own[place] for own in columns]
+        place = best_order(-counts, symmetries)
+        permutation, columns = permutation[..., place], [column[place] for column in columns]
     else:
         named = aligned
-    names = component_names(named.posterior, law)
+    names = component_names(named.posterior, symmetries)
     return Order(names, permutation, *columns)
 
 
-def in_place(group: xr.Dataset, law: Law, alike: Array) -> Order:
-    """Return the order of components that do not move."""
+def in_place(group: xr.Dataset, symmetries: Symmetries, alike: Array) -> Order:
+    """Return the order of components that cannot swap."""
     width, chains = alike.size, group.sizes["chain"]
     shape = chains, group.sizes["draw"], width
     unknown, everywhere = np.full(width, math.nan), np.full(width, float(chains))
     order = np.broadcast_to(np.arange(width), shape)
-    return Order(component_names(group, law), order, unknown, unknown, everywhere, alike)
+    return Order(component_names(group, symmetries), order, unknown, unknown, everywhere, alike)
 
 
-def density_series(run: Run, kept: Any) -> Iterator[Series]:
-    """Follow log densities and objectives."""
+def density_series(run: Run, selection: Any) -> Iterator[Series]:
+    """Yield series of log densities and objectives."""
     for group in ("sample_stats", "log_likelihood"):
         for name, values in run.group(group).data_vars.items():
             if name in DENSITIES and set(values.dims) == {"chain", "draw"} and values.size:
                 drawn = values.transpose("chain", "draw").values.astype(np.float64)
-                yield Series(str(name), "density", drawn[kept])
+                yield Series(str(name), "density", drawn[selection])
 
 
-def learnt_series(run: Run, kept: Any, order: Order | None) -> Iterator[Series]:
-    """Follow hyperparameters that are drawn; of one with many entries, some.
+def learnt_series(run: Run, selection: Any, order: Order | None) -> Iterator[Series]:
+    """Yield series of sampled hyperparameters, with some entries of large ones.
 
-    Those that components have are left out where there is no ``order`` of these.
+    Hyperparameters of components are omitted without an ``order``.
     """
     for name, values in run.posterior.drop_vars(["W", "H"], errors="ignore").data_vars.items():
         if not {"chain", "draw"} <= set(values.dims) or not values.size:
@@ -155,16 +158,16 @@ def learnt_series(run: Run, kept: Any, order: Order | None) -> Iterator[Series]:
         each = values.isel(at).transpose("chain", "draw", *others, ...).values.astype(np.float64)
         for place in np.ndindex(each.shape[2 : 2 + len(others)]):
             drawn = each[(slice(None), slice(None), *place)]
-            told = [str(at[dim][n]) for dim, n in zip(others, place, strict=True)]
-            label = f"{name}[{','.join(told)}]" if told else str(name)
+            position = [str(at[dim][n]) for dim, n in zip(others, place, strict=True)]
+            label = f"{name}[{','.join(position)}]" if position else str(name)
             if "component" not in values.dims:
-                yield Series(label, "learnt", drawn[kept])
+                yield Series(label, "learnt", drawn[selection])
             elif order is not None:
-                yield from order.series(label, "learnt", drawn[kept], kept)
+                yield from order.series(label, "learnt", drawn[selection], selection)
 
 
 def factor_sums(run: Run) -> dict[str, Array]:
-    """Sum the entries of each component in each factor, (chain, draw, component)."""
+    """Return sums of each component in each factor, (chain, draw, component)."""
     names = ("w", "h") if run.axes is None else run.axes.names
     return {
         f"{name}_sum": part.sum(dim, dtype=np.float64, skipna=False)
@@ -176,10 +179,10 @@ def factor_sums(run: Run) -> dict[str, Array]:
 
 
 def balanced_density(tree: xr.DataTree, sums: dict[str, Array] | None = None) -> Array | None:
-    """Return the log density of a run (chain, draw) as it would be with W and H of one weight.
+    """Return the log density of a run (chain, draw), with W and H scaled to equal size.
 
-    None where there are no draws, or where the model does not tell. ``sums`` are the
-    `factor_sums` of the run as drawn, if these are known.
+    None without draws, or if the model does not support it. ``sums`` are `factor_sums` of the
+    original draws, if available.
     """
     run = Run(as_drawn(tree))
     model, sizes = run.model, run.posterior.sizes
@@ -187,7 +190,9 @@ def balanced_density(tree: xr.DataTree, sums: dict[str, Array] | None = None) ->
         return None
     if sizes["draw"] == 0:
         return None
-    of_w, of_h = (own[..., run.law.free] for own in (sums or factor_sums(run)).values())
+    of_w, of_h = (
+        totals[..., run.symmetries.free] for totals in (sums or factor_sums(run)).values()
+    )
     row, column = run.dims
     rates = tuple(float(run.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
     uneven = model.scale_density(of_w, of_h, (sizes[row], sizes[column]), rates)

@@ -1,7 +1,7 @@
-"""Stacked dimensions of results: their MultiIndex, and maps with the dimensions apart again.
+"""Stacked dimensions of results: their MultiIndex, and unstacking.
 
-In a store the levels of a stack are coordinates along it, and an attribute of the root holds all
-labels of each, those of places that were left out among them. Trees have a MultiIndex of these.
+In a store the levels of a stack are coordinates along it, and an attribute of the root has all
+labels of each level, including those of dropped entries. Trees have a MultiIndex of these.
 """
 
 import json
@@ -17,17 +17,17 @@ from daskfactor.data.known import Stack
 from daskfactor.results.schema import tree_of
 
 STACKS: Final = "stacks"
-"""Attribute of a tree: stacked dimensions by the user's names, as JSON."""
+"""Attribute of a tree: stacked dimensions by name, as JSON."""
 
 
 def stacks_of(attrs: Mapping[Any, Any]) -> dict[str, Stack]:
-    """Stacked dimensions by the user's names."""
+    """Return stacked dimensions by name."""
     stored = json.loads(attrs.get(STACKS, "{}"))
     return {dim: Stack.from_dict(one) for dim, one in stored.items()}
 
 
 def indexed(tree: xr.DataTree) -> xr.DataTree:
-    """A tree whose stacked dimensions have a MultiIndex."""
+    """Return a tree with a MultiIndex for stacked dimensions."""
     stacks = stacks_of(tree.attrs)
     if not stacks:
         return tree
@@ -36,7 +36,7 @@ def indexed(tree: xr.DataTree) -> xr.DataTree:
 
 
 def with_index(group: xr.Dataset, stacks: Mapping[str, Stack]) -> xr.Dataset:
-    """A group whose stacked dimensions have a MultiIndex."""
+    """Return a group with a MultiIndex for stacked dimensions."""
     for dim in list(group.dims):
         stack = stacks.get(str(dim))
         along = {name for name, coord in group.coords.items() if coord.dims == (dim,)}
@@ -49,12 +49,12 @@ def with_index(group: xr.Dataset, stacks: Mapping[str, Stack]) -> xr.Dataset:
             index.get_indexer(pd.Index(group[name].values))
             for index, name in zip(indexes, levels, strict=True)
         ]
-        if min(int(own.min(initial=0)) for own in codes) < 0:
-            continue  # labels that were changed are nothing of the stack
-        whole = pd.MultiIndex(indexes, codes, names=levels, verify_integrity=False)
-        coords = xr.Coordinates.from_pandas_multiindex(whole, dim)
+        if min(int(code.min(initial=0)) for code in codes) < 0:
+            continue  # changed labels are not part of the stack
+        index = pd.MultiIndex(indexes, codes, names=levels, verify_integrity=False)
+        coords = xr.Coordinates.from_pandas_multiindex(index, dim)
         group = group.drop_vars(levels).assign_coords(coords)
-        # xarray's unstack() cannot fill zarr's texts with NaN.
+        # xarray's unstack() cannot fill zarr's string type with NaN.
         texts = [n for n, of in group.coords.items() if of.dims == (dim,) and of.dtype.kind == "T"]
         plain_texts = {n: group[n].copy(data=np.asarray(group[n]).astype(object)) for n in texts}
         group = group.assign_coords(plain_texts)
@@ -64,7 +64,7 @@ def with_index(group: xr.Dataset, stacks: Mapping[str, Stack]) -> xr.Dataset:
 
 
 def plain(tree: xr.DataTree) -> xr.DataTree:
-    """A tree whose stacked dimensions have no index, but their levels as coordinates."""
+    """Return a tree with the levels of stacked dimensions as coordinates, without an index."""
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
     stacked = {name: _stacked(group) for name, group in groups.items()}
     if not any(stacked.values()):
@@ -74,34 +74,34 @@ def plain(tree: xr.DataTree) -> xr.DataTree:
 
 
 def _stacked(values: Any) -> list[Any]:
-    """Dimensions that have a MultiIndex."""
+    """Return dimensions with a MultiIndex."""
     return [dim for dim in values.dims if isinstance(values.indexes.get(dim), pd.MultiIndex)]
 
 
 def unstacked(values: xr.Dataset, dim: Any = None) -> xr.Dataset:
-    """Put the levels of a MultiIndex in place of its dimension, with all labels of each.
+    """Replace dimensions with a MultiIndex by their levels, with all labels of each.
 
-    Values are NaN at places that the stack does not have; what is lazy stays so, and a part of
-    the result takes a part of the stack.
+    Values are NaN where the stack has no entry; lazy arrays stay lazy, and a part of the result
+    reads a part of the stack.
 
     Parameters
     ----------
     values
-        With coordinates.
+        Dataset with coordinates.
     dim
-        A dimension with a MultiIndex; all of them if left out.
+        Dimension with a MultiIndex; all of them by default.
     """
     for one in _stacked(values) if dim is None else [dim]:
         index: Any = values.indexes[one]
         codes = np.indices([len(level) for level in index.levels]).reshape(index.nlevels, -1)
         places = pd.MultiIndex(index.levels, list(codes), names=index.names)
-        whole = xr.Dataset(coords=xr.Coordinates.from_pandas_multiindex(places, one))
+        template = xr.Dataset(coords=xr.Coordinates.from_pandas_multiindex(places, one))
         flat, attrs = values, {name: values[name].attrs for name in index.names}
-        # Once for all places: unstack() by itself would take the dimension apart in two steps.
-        values = flat.reindex_like(whole).unstack(one)
+        # Reindex first, since unstack() of a sparse MultiIndex takes two steps.
+        values = flat.reindex_like(template).unstack(one)
         for name in flat.variables.keys() - {one, *index.names}:
             dims = (index.names if dim == one else [dim] for dim in flat[name].dims)
             values[name] = values[name].transpose(*chain.from_iterable(dims))
-        for name, own in attrs.items():
-            values[name].attrs.update(own)
+        for name, level_attrs in attrs.items():
+            values[name].attrs.update(level_attrs)
     return values

@@ -1,13 +1,11 @@
-"""The store of a run: a zarr group that grows while the run goes on and survives its end.
+"""Store of a run: a zarr group that is written during the run.
 
-Any zarr reader sees the tree of the results at every moment, at its full planned
-size; draws that do not exist yet read as NaN. A draw exists once a checkpoint says
-so, and a checkpoint is there wholly or not at all.
+Any zarr reader sees the tree of results at its full planned size at any time; missing draws are
+NaN. Draws are committed by checkpoints, and a checkpoint is atomic.
 
-The metadata of all that a reader should see is also kept in the root's own file
-("consolidated", as zarr and xarray read it). That one file therefore decides what
-the store looks like: replacing it extends a run in one instant, and what it leaves
-out (the folder ``checkpoint``) no reader meets.
+The metadata of all visible nodes are consolidated in the metadata file of the root. This file
+determines the contents of the store: replacing it extends a run atomically, and nodes that it
+omits (the folder ``checkpoint``) are invisible.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,36 +59,36 @@ from daskfactor.results.schema import (
 from daskfactor.results.writer import Writer
 from daskfactor.urls import public_location
 
-# Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd
-# saves 8 % and lz4 with bit shuffling 11 %, zstd at four times the reading time.
-# Plain bytes read and write fastest, and every zarr reader knows them.
+# Draws hardly compress, since only their exponents are not noise: on 8 MB of float32 draws, zstd
+# saves 8 % at four times the reading time, and lz4 with bit shuffling 11 %. Plain bytes are
+# fastest, and every zarr reader supports them.
 _PLAIN: Final = (Crc32cCodec(),)
 _PACKED: Final = (ZstdCodec(), Crc32cCodec())
 
 
 class RunStore(Sink):
-    """A run on disk or at a URL, to be written. Made by `begin` or `open`; one writer at a time.
+    """Writer of a run on disk or at a URL, from `begin` or `open`; one writer at a time.
 
-    Any number of readers may `open_run` it meanwhile. Not for several threads at once. Use as
-    a context manager, or call `close`.
+    Any number of readers may use `open_run` at the same time. It is not thread-safe. Use it as a
+    context manager, or call `close`.
     """
 
     checkpoints: Checkpoints
 
     def __init__(self, place: Backend) -> None:
-        # Not as a sink in memory begins: what is planned is what the store says of itself.
+        # The plan comes from the store, unlike that of a run in memory.
         self.name = self.path = place.name
         self._place: Backend | None = place
         self._writer = Writer(place.store)
         document = read_root(place)
         self._read_plan(document)
         self.checkpoints = Checkpoints(place, self.chains, self.warmup_draws)
-        # Consecutive draws by path and chain, the first one's number before them. Nothing counts
-        # before the next checkpoint anyway, and a chunk that is written once instead of once per
-        # draw makes a draw cheap; at most one chunk of each is held.
+        # Buffer of consecutive draws by path and chain, with the number of the first. It writes a
+        # chunk once instead of once per draw, which is safe, as only checkpoints commit draws; it
+        # has at most one chunk for each array.
         self._pending: dict[tuple[str, int], tuple[int, list[Any]]] = {}
-        self._empty = False  # true from its creation to its second checkpoint, or its first draw
-        # An extension that was cut short: every node as the root's file says it is.
+        self._empty = False  # True from creation until the second checkpoint or the first draw
+        # Complete an interrupted extension: write every node as in the metadata of the root.
         for name, node in nodes_of(document).items():
             if not _holds(place, f"{name}/{NODE}", node):
                 place.replace(f"{name}/{NODE}", node)
@@ -102,25 +100,25 @@ class RunStore(Sink):
         spec: RunSpec,
         state: tuple[Arrays, Mapping[str, Any]] | None = None,
     ) -> Self:
-        """Make an empty run store under a name that is reserved, and open it for writing.
+        """Create an empty run store under a reserved name, and open it for writing.
 
-        It appears there complete or not at all, and in place of an earlier run when it has its
-        first checkpoint. At a URL it replaces that at once; snapshots keep it until they expire.
+        The store is created atomically, and replaces an earlier run with its first checkpoint. At
+        a URL it replaces an earlier run at once; snapshots keep it until they expire.
 
         Parameters
         ----------
         reservation
-            Of the name, which the caller lets go if this fails.
+            Reservation of the name, which the caller releases if this fails.
         spec
-            What the run will hold.
+            Plan of the run.
         state
-            Arrays that the run needs all along, and the meta of a first checkpoint, both of
-            which the store has when it appears.
+            Arrays that the run needs throughout, and metadata of the first checkpoint; the new
+            store has both.
 
         Raises
         ------
         StoreError
-            If the disk refuses.
+            If the disk fails.
         """
         with reservation.new_backend() as place:
             write_skeleton(place, spec)
@@ -134,20 +132,20 @@ class RunStore(Sink):
 
     @classmethod
     def open(cls, path: str | PathLike[str], place: Backend | None = None) -> Self:
-        """Open a run store to go on writing it; ``place``: of one that this process writes already.
+        """Open a run store to continue it; ``place`` is that of a store which this process writes.
 
         Raises
         ------
         StoreError
-            If there is nothing at ``path``, or another process is writing it.
+            If there is no store at ``path``, or another process is writing it.
         StoreFormatError
-            If what is there is not a run store, is damaged or of a newer version.
+            If it is not a run store, is damaged or has a newer version.
         """
         view = place or view_of(path)
         if read_root(view)["attributes"]["format_version"] == 1:
             raise StoreFormatError(
-                f"{view.name} was begun by daskfactor 0.1.0, whose checkpoints this version cannot "
-                "go on from: its draws can be read; to have more, resume it with 0.1.0 or run anew"
+                f"{view.name} was written by daskfactor 0.1.0; its draws can be read, but this "
+                "version cannot resume it. For more draws, resume it with 0.1.0 or run again"
             )
         place = place or open_backend(view.name)
         try:
@@ -159,17 +157,17 @@ class RunStore(Sink):
     def _read_plan(self, document: dict[str, Any]) -> None:
         nodes = nodes_of(document)
         arrays = {name: one for name, one in nodes.items() if one["node_type"] == "array"}
-        self._lay_out(arrays, *map(int, nodes["sample_stats/lp"]["shape"]))
+        self._plan_arrays(arrays, *map(int, nodes["sample_stats/lp"]["shape"]))
         self.warmup_draws = int(nodes.get(f"{WARMUP}/lp", {"shape": (0, 0)})["shape"][1])
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Attributes of the run, as they are on disk."""
+        """Attributes of the run on disk."""
         return dict(read_root(self._place or view_of(self.path))["attributes"])
 
     @property
     def committed(self) -> Counts:  # type: ignore[override]
-        """Draws and warm-up draws that exist, per chain."""
+        """Numbers of committed draws and warm-up draws, per chain."""
         return self.checkpoints.counts
 
     @property
@@ -192,14 +190,14 @@ class RunStore(Sink):
         cycles: NDArray[np.int64],
         longer: bool = False,
     ) -> None:
-        """Refuse a run of other chains, precision, components or draws than the arrays have.
+        """Refuse a run whose chains, precision, components or draws differ from the arrays.
 
-        ``longer``: there may be more draws than there is room for.
+        With ``longer``, the run may have more draws than the arrays.
 
         Raises
         ------
         StoreFormatError
-            If it is one.
+            If they differ.
         """
         stored = np.asarray(self._opened("sample_stats/draw")).tolist()
         planned = cycles[: self.draws].tolist() if longer else cycles.tolist()
@@ -209,7 +207,7 @@ class RunStore(Sink):
             raise damaged(self.path, "its arrays are not those of the run that it describes")
 
     def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """As `Sink.checkpoint`, on disk or in an object store."""
+        """Commit all written draws, with the state to resume; see `Sink.checkpoint`."""
         if max(self.checkpoints.counts_in(meta).draws) > self.draws:
             raise OptionError(
                 f"meta['draws'] is {meta['draws']}, but {self.path} has room for {self.draws} "
@@ -223,26 +221,26 @@ class RunStore(Sink):
         self._empty = self._empty and first and not max(self.committed.draws)
 
     def load_checkpoint(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
-        """Open the newest whole checkpoint, with the arrays that the run needs all along.
+        """Return the newest complete checkpoint, with the arrays that the run needs throughout.
 
-        The draws that it vouches for exist.
+        Its draws are committed.
 
         Raises
         ------
         StoreFormatError
-            If there is none, or none is whole.
+            If there is no complete checkpoint.
         """
         return self.checkpoints.load()
 
     def extend(self, cycles: NDArray[np.int64]) -> None:
-        """Make room for more draws, of which all have these cycle numbers, (draws,).
+        """Extend arrays to more draws, with the cycle numbers of all draws, (draws,).
 
         Raises
         ------
         OptionError
-            If that would shorten the run.
+            If this would shorten the run.
         StoreError
-            If the disk refuses; the store is as it was.
+            If the disk fails; the store is unchanged.
         """
         draws = len(cycles)
         if draws < self.draws:
@@ -252,11 +250,11 @@ class RunStore(Sink):
             place = self._writable()
             self._make_room(draws, cycles)
             place.commit(f"room for {draws} draws")
-        self._writer = Writer(place.store)  # the old one's arrays have the old length
+        self._writer = Writer(place.store)  # arrays of the old writer have the old length
         self._read_plan(read_root(place))
 
     def _make_room(self, draws: int, cycles: NDArray[np.int64]) -> None:
-        """Lengthen every array of draws; nothing has happened until the root is replaced."""
+        """Extend every array of draws; replacing the root commits it."""
         place = self._writable()
         document = read_root(place)
         for name, node in document[INDEX]["metadata"].items():
@@ -272,7 +270,7 @@ class RunStore(Sink):
         _replace_root(place, document)
 
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
-        """As `Sink.update_attrs`, on disk."""
+        """Update attributes of the root on disk; see `Sink.update_attrs`."""
         with self._writing("attributes"):
             for name in attrs:
                 if f"constant_data/{name}" in self._plan:
@@ -291,19 +289,19 @@ class RunStore(Sink):
         self.close()
 
     def tree(self) -> xr.DataTree:
-        """Give the draws that exist, lazily; see `daskfactor.results.trace.open_run`."""
+        """Return the committed draws lazily; see `daskfactor.results.opening.open_run`."""
         place = self._place if isinstance(self._place, LocalBackend) else None
         return committed_tree(place or view_of(self.path), self.committed)
 
     def close(self, discard: bool = False) -> None:
-        """Let go of the store, or remove it. What no checkpoint has committed is lost."""
+        """Close the store, or remove it; uncommitted draws are lost."""
         self.checkpoints.close()
         place, self._place, self._arrays = self._place, None, {}
         if place is not None:
             place.discard() if discard else place.close()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Let go of the store, and remove it if its run failed before it began."""
+        """Close the store, and remove it if the run failed before its first draw."""
         self.close(discard=self._empty and kind is not None and issubclass(kind, Exception))
 
     def _writable(self) -> Backend:
@@ -312,7 +310,7 @@ class RunStore(Sink):
         return self._place
 
     def parts(self, path: str, axis: int) -> Iterator[slice]:
-        """As `Sink.parts`: those that share no chunk."""
+        """Yield parts of an axis that share no chunk; see `Sink.parts`."""
         array = self._array(path)
         for low in range(0, array.shape[axis], array.chunks[axis]):
             yield slice(low, min(low + array.chunks[axis], array.shape[axis]))
@@ -332,7 +330,7 @@ class RunStore(Sink):
             self._flush(path, chain)
 
     def _flush(self, *places: Any) -> None:
-        """Write the draws of a path and chain that wait for more, or those of all."""
+        """Write the buffered draws of a path and chain, or of all."""
         for path, chain in [places] if places else list(self._pending):
             first, blocks = self._pending[path, chain]
             block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
@@ -347,14 +345,14 @@ class RunStore(Sink):
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         if self._empty:
-            return self._writable().writing(what, "nothing of this run is kept", "begin again")
+            return self._writable().writing(what, "nothing of this run is stored", "begin again")
         draws = ", ".join(str(n) for n in self.committed.draws)
         safe = f"the last checkpoint is safe (draws per chain: {draws})"
         return self._writable().writing(what, safe, "resume the run")
 
 
 def _holds(place: Backend, key: str, node: Any) -> bool:
-    """Whether a document is there, whole, and says this."""
+    """Return True if a metadata document exists and is equal to ``node``."""
     try:
         return bool(place.document(key) == node)
     except StoreError:
@@ -375,12 +373,12 @@ def reserve(path: str | PathLike[str], overwrite: bool) -> Reservation:
 
 
 def check_place(path: str | PathLike[str], overwrite: bool) -> bool:
-    """Refuse what is in the way of a new run store; True if there is one that is to be replaced.
+    """Refuse a path that a new run store may not use; return True if it replaces a run.
 
     Raises
     ------
     StoreError
-        If there is anything but a run store, or a run store and not ``overwrite``.
+        If anything but a run store exists, or a run store without ``overwrite``.
     """
     refuse_url(public_location(path))
     view = view_of(path)
@@ -392,19 +390,19 @@ def check_place(path: str | PathLike[str], overwrite: bool) -> bool:
         done = ", ".join(str(count) for count in counts_of(read_marker(view), chains).draws)
     except StoreError as error:
         raise StoreError(
-            f"{view.name} exists and is {contents}, no run store that could be replaced; pass "
+            f"{view.name} exists and is {contents}, not a run store that can be replaced; pass "
             "another path"
         ) from error
     if not overwrite:
         raise StoreError(
-            f"{view.name} exists and holds a run (draws per chain: {done} of {draws}); pass another"
-            " path, overwrite=True to replace it, or use daskfactor.resume to go on with it"
+            f"{view.name} exists and holds a run (draws per chain: {done} of {draws}); pass "
+            "another path, overwrite=True to replace it, or continue it with daskfactor.resume"
         )
     return True
 
 
 def write_skeleton(place: Backend, spec: RunSpec) -> None:
-    """Write an empty run store, flushed to disk; attributes and coordinates included.
+    """Write an empty run store with attributes and coordinates, flushed to disk.
 
     Raises
     ------
@@ -428,7 +426,7 @@ def write_skeleton(place: Backend, spec: RunSpec) -> None:
             compressors=_PACKED if variable.kind == "data" else _PLAIN,
             attributes={"description": variable.doc},
         )
-        if variable.name == "count":  # says that there are no moments yet
+        if variable.name == "count":  # 0 means that there are no moments yet
             value = 0
         elif variable in spec.constants and value is None:
             value = np.nan
@@ -449,7 +447,7 @@ def write_skeleton(place: Backend, spec: RunSpec) -> None:
 
 
 def _write_coords(store: Any, group: str, coords: xr.Dataset) -> None:
-    # As objects, text gets zarr's string type; fixed-width text has no specification yet.
+    # Object arrays use zarr's string type; fixed-width text has no specification yet.
     text = {
         name: (coord.dims, coord.values.astype(object), coord.attrs)
         for name, coord in coords.coords.items()
@@ -473,12 +471,12 @@ def _replace_root(place: Backend, document: dict[str, Any]) -> None:
 
 
 def describe(place: Backend, attrs: Any, group: str | None = None) -> None:
-    """Merge attributes into the root's, or replace a group's but for who made it and when.
+    """Update attributes of the root, or replace those of a group except `GROUP_ATTRS`.
 
     Raises
     ------
     OSError
-        If they cannot be written; the old ones still count.
+        If they cannot be written; the old ones are still valid.
     """
     document = read_root(place)
     if group is None:

@@ -1,9 +1,9 @@
 """Cache the summary of a finished run so that `info` need not read its draws.
 
-One attribute of the root, ``verdict``, holds as JSON what `summarize` said, what else `info` tells
-of the draws, and what both were taken of. It counts as long as this is what is there: a longer
-run, one under way, a selection of draws, and other rules of judging have to be judged anew.
-No library that takes time to import is imported here before it is needed.
+The attribute ``verdict`` of the root has, as JSON, the summary, further facts for `info`, and a
+stamp of the draws that they describe. The cache is invalid if the stamp differs: for an extended
+or active run, a selection of draws, or other rules of the lights. Slow libraries are imported when
+needed.
 """
 
 import json
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     import xarray as xr
 
 VERDICT: Final = "verdict"
-"""Attribute of the root."""
+"""Attribute of the root with the cache."""
 PIECE: Final = 2**25
-"""Bytes of an array that are read at once for its imprint."""
+"""Bytes of an array that are read at once for its checksum."""
 READ_AT_ONCE: Final = 2**26
-"""Bytes of an array that are compared with their checksum without being asked for it."""
+"""Largest size of an array in bytes whose checksums are always verified."""
 
 
 class CachedSummary(NamedTuple):
-    """What a run has cached of itself.
+    """Cached summary of a run.
 
     Attributes
     ----------
     measured
-        What `daskfactor.results.finalize.measured` found.
+        Facts from `daskfactor.results.finalize.measured`.
     summary
-        What `summarize` said, as `xarray.Dataset.from_dict` takes it; None if it was not asked.
+        Result of `summarize` for `xarray.Dataset.from_dict`; None if it was not computed.
     """
 
     measured: dict[str, Any]
@@ -46,55 +46,57 @@ class CachedSummary(NamedTuple):
 
 
 def cache_attr(cache: CachedSummary, tree: "xr.DataTree") -> dict[str, str]:
-    """Give the attribute for a run that has ended, with what it was taken of."""
+    """Return the attribute of a finished run, with the stamp of its draws."""
     lp = tree["sample_stats"]["lp"]
     of = stamp(tree.attrs, [lp.sizes["draw"]] * lp.sizes["chain"])
     return {VERDICT: json.dumps({"of": of, "imprint": imprint(tree), **cache._asdict()})}
 
 
 def stamp(attrs: Mapping[Any, Any], draws: Sequence[int]) -> dict[str, Any]:
-    """What a verdict was taken of, as the files of a store tell: rules, draws planned and there."""
+    """Return the stamp of a cache: rules, planned draws and available draws."""
     return {"rules": RULES, "planned": attrs.get("draws"), "draws": list(draws)}
 
 
 def imprint(tree: "xr.DataTree") -> int | None:
-    """A checksum of shapes, statistics, monitored cells and one draw; None of an aligned trace."""
+    """Return a checksum of shapes, statistics, monitored cells and a draw; None if aligned."""
     import dask
 
     if "alignment" in tree.children:
         return None
-    found, last = 0, {"chain": slice(1), "draw": slice(-1, None)}
-    with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
+    checksum, last = 0, {"chain": slice(1), "draw": slice(-1, None)}
+    with dask.config.set(scheduler="threads"):  # a Dask client may have no workers
         for name in ("posterior", "posterior_moments", "monitor", "sample_stats"):
             group = tree[name].to_dataset() if name in tree.children else {}
             for key in sorted(map(str, group)):
-                whole = group[key]
+                values = group[key]
                 short = name in ("monitor", "sample_stats")
-                part = whole if short else whole.isel(last, missing_dims="ignore")
-                found = zlib.crc32(repr((name, key, whole.dims, whole.shape)).encode(), found)
+                part = values if short else values.isel(last, missing_dims="ignore")
+                checksum = zlib.crc32(
+                    repr((name, key, values.dims, values.shape)).encode(), checksum
+                )
                 for piece in _pieces(part):
-                    found = zlib.crc32(piece.values.tobytes(), found)
-    return found
+                    checksum = zlib.crc32(piece.values.tobytes(), checksum)
+    return checksum
 
 
 def _pieces(values: "xr.DataArray") -> "Iterator[xr.DataArray]":
-    """Cut an array along its longest axis, so that little of it is in memory at a time."""
+    """Yield parts of an array along its longest axis, to limit memory."""
     if values.nbytes <= PIECE:
         yield values
         return
-    dim = max(values.dims, key=lambda own: values.sizes[own])
+    dim = max(values.dims, key=lambda axis: values.sizes[axis])
     step = max(1, PIECE * values.sizes[dim] // values.nbytes)
     for start in range(0, values.sizes[dim], step):
         yield values.isel({dim: slice(start, start + step)})
 
 
 def cached_in(tree: "xr.DataTree") -> CachedSummary | None:
-    """Return the cache of the run of a tree; None if there is none, or of other draws."""
+    """Return the cached summary of a tree; None if there is none for its draws."""
     document = _document(tree.attrs)
     if document is None or document["of"]["rules"] != RULES:
         return None
-    own = imprint(tree)
-    if own is None or own != document["imprint"]:
+    checksum = imprint(tree)
+    if checksum is None or checksum != document["imprint"]:
         return None
     return CachedSummary(document["measured"], document["summary"])
 
@@ -102,20 +104,20 @@ def cached_in(tree: "xr.DataTree") -> CachedSummary | None:
 def cached_at(
     path: str | PathLike[str], limit: int | None = None
 ) -> tuple[dict[str, Any], CachedSummary] | None:
-    """Return attributes and cache of a local run that has ended, from its files alone.
+    """Return attributes and cached summary of a finished local run, from its files.
 
     Parameters
     ----------
     path
-        A run store.
+        Run store.
     limit
-        Bytes of an array beyond which its chunks are only counted.
+        Size of an array in bytes above which its chunks are only counted.
 
     Returns
     -------
     (dict, CachedSummary) or None
-        None if there is no verdict, if it was taken of other draws, or if anything is not as it
-        was written: who opens the store to read it tells of that.
+        None if there is no cache, it describes other draws, or the store is damaged, which
+        opening the store reports.
     """
     with suppress(StoreError):
         view = view_of(path)
@@ -133,10 +135,12 @@ def cached_at(
 
 
 def _document(attrs: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """The attribute, read; None if there is none, or others wrote it."""
+    """Return the parsed attribute; None if it is missing or invalid."""
     try:
-        found = json.loads(attrs[VERDICT])
-        whole = {"of", "imprint", *CachedSummary._fields} <= set(found) and "rules" in found["of"]
+        document = json.loads(attrs[VERDICT])
+        complete = {"of", "imprint", *CachedSummary._fields} <= set(
+            document
+        ) and "rules" in document["of"]
     except (KeyError, TypeError, ValueError):
         return None
-    return found if whole else None
+    return document if complete else None

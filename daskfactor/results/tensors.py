@@ -1,8 +1,8 @@
-"""Results of a tensor, cell by cell: its first unfolding at those fibres that are asked for.
+"""Results of a tensor at selected cells: its first unfolding at their fibres.
 
-A tensor of means is a matrix W H of its first axis against all others, with
-H = F_1 * ... * F_(N-1) row by row (the Khatri-Rao product). Results keep the factors of H; what
-is predicted needs H only where cells are asked for, and is then that of a matrix.
+The means of a tensor are a matrix WH of its first axis against all others, with the Khatri-Rao
+product H = F_1 * ... * F_(N-1). Results store the factors of H; predictions compute H only at
+requested fibres, and then treat it as a matrix.
 
 Source: Kolda and Bader 2009, section 2.6 and equation 3.
 """
@@ -25,17 +25,17 @@ from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import MONITOR, WARMUP, factor_dims, tree_of
 from daskfactor.results.trace import Axes, Run
 
-MOST_CELLS = 2**24
-MOST_COMPARED = 256
+MAX_CELLS = 2**24
+MAX_COMPARED = 256
 FIBRE = "fibre"
-"""Dimension of the fibres that cells are on."""
+"""Dimension of the fibres of the cells."""
 PLACES = "places"
-"""Coordinate of fibres that are compared: their places along the further axes."""
+"""Coordinate of compared fibres: their positions along the further axes."""
 CHUNK_BYTES = 2**26
 
 
 def axis_spans(run: Run, group: xr.Dataset) -> list[slice]:
-    """Return the columns of H of each further axis of a tensor; of matrices all in one."""
+    """Return the columns of H for each further axis of a tensor; one slice for matrices."""
     model, names = run.model, group.coords.get(FACTOR.format("column"))
     if names is None or not getattr(model, "tensor", False):
         return [slice(None)]
@@ -44,55 +44,57 @@ def axis_spans(run: Run, group: xr.Dataset) -> list[slice]:
 
 
 class Chosen(NamedTuple):
-    """Cells of a tensor as those of a matrix of fibres.
+    """Cells of a tensor as cells of a matrix of fibres.
 
     Attributes
     ----------
     run
-        With H (chain, draw, component, fibre), lazily.
+        Run with lazy H (chain, draw, component, fibre).
     rows, columns
-        Positions along both, with the cells' places along each axis as coordinates.
-    whole
-        The axes, if all cells are meant.
+        Positions along both, with positions along each axis as coordinates.
+    grid_axes
+        Axes, if all cells are selected.
     """
 
     run: Run
     rows: xr.DataArray
     columns: xr.DataArray
-    whole: Axes | None
+    grid_axes: Axes | None
 
-    def in_shape(self, found: xr.Dataset) -> xr.Dataset:
-        """Give a result along cells the shape of the tensor, if all of these are meant."""
-        if self.whole is None:
-            return found
-        names, sizes, _, labels = self.whole
-        values = {n: (names, own.data.reshape(sizes)) for n, own in found.data_vars.items()}
-        return xr.Dataset(values, coords=labels, attrs=found.attrs)
+    def in_shape(self, result: xr.Dataset) -> xr.Dataset:
+        """Reshape a result over cells to the tensor, if all cells are selected."""
+        if self.grid_axes is None:
+            return result
+        names, sizes, _, labels = self.grid_axes
+        values = {
+            n: (names, variable.data.reshape(sizes)) for n, variable in result.data_vars.items()
+        }
+        return xr.Dataset(values, coords=labels, attrs=result.attrs)
 
 
 def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
-    """Find cells of a tensor: a tuple of places along each axis, or a mask; None: all.
+    """Return selected cells of a tensor: a tuple of positions, or a mask; None for all.
 
     Raises
     ------
     OptionError
-        If they are none of its cells, or too many to name all.
+        If cells do not exist, or there are too many.
     """
-    whole = axes if cells is None else None
-    if whole is not None:
-        if math.prod(axes.sizes) > MOST_CELLS:
+    grid_axes = axes if cells is None else None
+    if grid_axes is not None:
+        if math.prod(axes.sizes) > MAX_CELLS:
             raise OptionError(
-                f"the tensor has {math.prod(axes.sizes)} cells, too many to predict all; name "
-                f"some, one array of places for each of {', '.join(axes.names)}"
+                f"the tensor has {math.prod(axes.sizes)} cells, too many to predict all; select "
+                f"some with an array of positions for each of {', '.join(axes.names)}"
             )
-        cells = tuple(own.ravel() for own in np.indices(axes.sizes))
-    found = cells_of_tensor(cells, axes.sizes)
-    if found is None:
-        raise OptionError("no cells were named; pass one array of places for each axis")
-    rows, columns = found
+        cells = tuple(axis_places.ravel() for axis_places in np.indices(axes.sizes))
+    positions = cells_of_tensor(cells, axes.sizes)
+    if positions is None:
+        raise OptionError("no cells were selected; pass an array of positions for each axis")
+    rows, columns = positions
     fibres, column_at = np.unique(columns, return_inverse=True)
     at = (rows, *axes.fibres(columns))
-    coords = {name: ("cell", own) for name, own in zip(axes.names, at, strict=True)}
+    coords = {name: ("cell", axis_places) for name, axis_places in zip(axes.names, at, strict=True)}
     groups = {
         name: _unfolded(group, axes, fibres) if "H" in group else group
         for name, group in run.groups.items()
@@ -101,54 +103,53 @@ def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
         Run(tree_of(groups, run.attrs)),
         xr.DataArray(rows, coords, ("cell",)),
         xr.DataArray(column_at.reshape(-1), dims="cell"),
-        whole,
+        grid_axes,
     )
 
 
 def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Dataset:
-    """Draws of W, and of H at some fibres."""
+    """Return draws of W, and of H at some fibres."""
     row, column = factor_dims(group)
-    whole = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
-    if (group.sizes[row], group.sizes[column]) != whole:
+    shape = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
+    if (group.sizes[row], group.sizes[column]) != shape:
         raise OptionError(
             f"the factors of this trace have {group.sizes[row]} and {group.sizes[column]} rows, "
-            f"and the tensor's {whole[0]} and {whole[1]}; pass the whole trace, and name cells by "
-            "their places along each axis"
+            f"but those of the tensor {shape[0]} and {shape[1]}; pass the full trace, and select "
+            "cells by positions along each axis"
         )
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
         H = da.from_array(H, chunks=-1, name=False)  # type: ignore[no-untyped-call]
     product: Any = 1
-    for start, own in zip(axes.starts[1:], axes.fibres(fibres), strict=True):
-        product = product * H[..., start + own]
+    for start, axis_places in zip(axes.starts[1:], axes.fibres(fibres), strict=True):
+        product = product * H[..., start + axis_places]
     width = max(1, CHUNK_BYTES // (math.prod(H.shape[:3]) * H.dtype.itemsize))
     dims = ("chain", "draw", "component", FIBRE)
     coords = {n: c for n, c in group.coords.items() if column not in c.dims}
     W = group["W"].transpose("chain", "draw", row, "component")
-    found = xr.Dataset({"W": W, "H": (dims, product.rechunk({3: width}))}, attrs=group.attrs)
-    return found.assign_coords(coords)
+    unfolded = xr.Dataset({"W": W, "H": (dims, product.rechunk({3: width}))}, attrs=group.attrs)
+    return unfolded.assign_coords(coords)
 
 
 def level_scales(group: xr.Dataset, axes: Axes) -> list[xr.DataArray]:
-    """Find what gives all factors of a component the same sum over their rows, draw by draw.
+    """Return scales that give all factors of a component the same sum over rows, by draw.
 
     Returns
     -------
     list of DataArray
-        For each axis, (chain, draw, component): what its factor is to be multiplied with, so
-        that no mean changes. What is left to tell draws apart by are the order of components
-        and the factors themselves.
+        Multiplier of the factor of each axis, (chain, draw, component). Means do not change, and
+        only the order of components remains arbitrary.
     """
     sums = [part.sum(dim, dtype=np.float64) for part, dim in axis_factors(group, axes)]
     even: Any = 1.0
-    for own in sums:
-        even = even * own ** (1.0 / len(sums))
+    for total in sums:
+        even = even * total ** (1.0 / len(sums))
     usable = even > 0
-    return [(even / own.where(usable, 1.0)).where(usable, 1.0) for own in sums]
+    return [(even / total.where(usable, 1.0)).where(usable, 1.0) for total in sums]
 
 
 def rescaled(group: xr.Dataset, axes: Axes, scales: Sequence[xr.DataArray]) -> xr.Dataset:
-    """Multiply the factor of each axis with a number for each draw and component."""
+    """Multiply the factor of each axis with scales (chain, draw, component)."""
     W, *parts = (
         part * by.astype(part.dtype)
         for (part, _), by in zip(axis_factors(group, axes), scales, strict=True)
@@ -158,36 +159,36 @@ def rescaled(group: xr.Dataset, axes: Axes, scales: Sequence[xr.DataArray]) -> x
 
 
 def axis_factors(group: xr.Dataset, axes: Axes | None) -> list[tuple[xr.DataArray, str]]:
-    """Return the factor of each axis, W and H of a matrix, and the dimension of its rows."""
+    """Return the factor of each axis (W and H for a matrix), and the dimension of its rows."""
     row, column = factor_dims(group)
     if axes is None:
         return [(group["W"], row), (group["H"], column)]
     spans = zip(axes.starts[1:], axes.sizes[1:], strict=True)
     others = [group["H"].isel({column: slice(start, start + size)}) for start, size in spans]
-    return [(group["W"], row), *((own, column) for own in others)]
+    return [(group["W"], row), *((factor, column) for factor in others)]
 
 
 def compared(run: Run, axes: Axes) -> Run:
-    """Give the run as that of a matrix of some fibres, for what is compared between draws."""
+    """Return the run as that of a matrix of some fibres, for comparisons between draws."""
     many = math.prod(axes.sizes[1:])
     fibres = np.arange(many)
-    if many > MOST_COMPARED:
-        drawn = np.random.default_rng(0).integers(0, many, MOST_COMPARED)
+    if many > MAX_COMPARED:
+        drawn = np.random.default_rng(0).integers(0, many, MAX_COMPARED)
         fibres = np.unique(drawn)
     groups = {name: group for name, group in run.groups.items() if name != MONITOR}
-    named = (FIBRE, [",".join(map(str, own)) for own in zip(*axes.fibres(fibres), strict=True)])
+    named = (FIBRE, [",".join(map(str, place)) for place in zip(*axes.fibres(fibres), strict=True)])
     groups["posterior"] = _unfolded(run.posterior, axes, fibres).assign_coords({PLACES: named})
     return Run(tree_of(groups, run.attrs | {"data": json.dumps(without_places(run.data))}))
 
 
 def without_places(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of data without where several factors lie behind one another."""
+    """Return information on data without positions of concatenated factors."""
     gone = ("placed", "row_offsets", "column_offsets")
     return {name: value for name, value in data.items() if name not in gone}
 
 
 def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
-    """Give the run as that of a matrix, the unfolding along an axis: see `daskfactor.view`.
+    """Return the run of the unfolding along an axis, as that of a matrix; see `daskfactor.view`.
 
     Raises
     ------
@@ -200,13 +201,13 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
     others = tuple(m for m in range(len(axes.names)) if m != n)
     if "posterior" not in run:
         raise OptionError(
-            "an unfolding of a tensor is of draws, and this run kept moments only; run again with "
-            "keep='draws', or take monitored(trace)"
+            "the unfolding of a tensor needs draws, but the run stored only moments; run again "
+            "with keep='draws', or use monitored(trace)"
         )
     groups = {"posterior": _along(run.posterior, axes, n, others)}
-    groups |= {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
+    groups |= {group: run.group(group) for group in ("sample_stats", WARMUP) if group in run}
     attrs, model = run.attrs, run.document("model")
-    known = TweedieNMF(
+    model = TweedieNMF(
         model["n_components"], beta=model["beta"], dispersion=float(attrs["dispersion"]),
         rate_w=float(attrs["rate_h" if n else "rate_w"]), rate_h=float(attrs["rate_h"]),
         shape_w=float(attrs["shape_h" if n else "shape_w"]), shape_h=float(attrs["shape_h"]),
@@ -215,22 +216,22 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
         "shape": [axes.sizes[n], math.prod(axes.sizes[m] for m in others)],
         "fingerprint": f"{run.data['fingerprint']} along {name}",
     }
-    return tree_of(groups, attrs_of_part(run, name, known, data))
+    return tree_of(groups, attrs_of_part(run, name, model, data))
 
 
 def attrs_of_part(
     run: Run, name: str, model: dict[str, Any], data: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the attributes of a part of a run, as those of a run of one matrix alone.
+    """Return the attributes of a part of a run, as those of a run of one matrix.
 
     Parameters
     ----------
     run
-        The whole.
+        Run of all parts.
     name
-        Of the part.
+        Name of the part.
     model, data
-        Its model, and what is known of its data other than of the whole.
+        Model of the part, and information on its data that differs from the run.
     """
     documents = {
         "model": model,
@@ -242,12 +243,12 @@ def attrs_of_part(
 
 
 def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr.Dataset:
-    """The factor of an axis as W, and all others' rows multiplied, in row-major order, as H."""
+    """Return the factor of an axis as W, and the Khatri-Rao product of the others as H."""
     row, column = factor_dims(group)
     W = group["W"].transpose("chain", "draw", "component", row).data
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
-        W, H = (da.from_array(own, chunks=-1, name=False) for own in (W, H))  # type: ignore[no-untyped-call]
+        W, H = (da.from_array(array, chunks=-1, name=False) for array in (W, H))  # type: ignore[no-untyped-call]
 
     def factor(m: int) -> Any:
         return W if m == 0 else H[..., axes.starts[m] : axes.starts[m] + axes.sizes[m]]
@@ -259,12 +260,12 @@ def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr
         product = product.reshape(*product.shape[:3], -1)
     first = np.moveaxis(factor(n), 2, 3)
     name, fibre = axes.names[n], "_".join(axes.names[m] for m in others)
-    found = xr.Dataset(
+    matrix = xr.Dataset(
         {
             "W": (("chain", "draw", name, "component"), first),
             "H": (("chain", "draw", "component", fibre), product),
         },
         attrs=group.attrs,
     )
-    kept = {own: c for own, c in group.coords.items() if not {row, column} & set(c.dims)}
-    return found.assign_coords(kept | ({name: axes.labels[name]} if name in axes.labels else {}))
+    coords = {key: c for key, c in group.coords.items() if not {row, column} & set(c.dims)}
+    return matrix.assign_coords(coords | ({name: axes.labels[name]} if name in axes.labels else {}))

@@ -1,7 +1,6 @@
-"""Traces: the result of a run as one xarray tree, what it says of itself, and its draws.
+"""Traces: results of runs as xarray trees, their attributes, and iteration over draws.
 
-Draws of a sampler have no weights: each counts as much as any other. Those of a run of
-particles have probability masses, and many of them are zero.
+Draws of a sampler have equal weights. Particles have probability masses, of which many are zero.
 """
 
 import json
@@ -30,14 +29,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _READ_BYTES: Final = 2**23
 NOT_PER_CHAIN: Final = ("share", "discrepancy", "discrepancy_equal")
-"""Variables without a dimension of chains or of draws, in groups of a tree that have these."""
+"""Variables without the dimensions chain and draw, in groups with these dimensions."""
 NOT_PER_DRAW: Final = ("share_by_chain",)
 
 
-def reads_here(function: F) -> F:
-    """Let a function read a trace that is a path by threads of this process.
+def reads_in_threads(function: F) -> F:
+    """Decorate a function to read a trace from a path with threads of this process.
 
-    A Dask client that is about may have no workers, or none that see the path.
+    Workers of an active Dask client may not exist or not see the path.
     """
 
     @wraps(function)
@@ -51,12 +50,12 @@ def reads_here(function: F) -> F:
 
 
 def as_tree(trace: Any) -> xr.DataTree:
-    """The tree of a trace given as such or as the path of a run store, stacks without index."""
+    """Return the tree of a trace, or of the path of a run store, without a MultiIndex."""
     group = _group_of(trace)
     if group is not None:
         raise OptionError(
-            f"a trace is the whole result of a run, and this is its group {group!r} alone; pass "
-            f"trace, not trace[{group!r}]"
+            f"a trace is the complete result of a run, got only its group {group!r}; pass trace, "
+            f"not trace[{group!r}]"
         )
     if isinstance(trace, xr.DataTree):
         return plain(_with_sample_dims(trace))
@@ -64,13 +63,12 @@ def as_tree(trace: Any) -> xr.DataTree:
         return plain(open_run(trace))
     if isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars):
         kind = Run(trace).kind
-        said = ": its prediction is point['W'] @ point['H']"
+        hint = ": its prediction is point['W'] @ point['H']"
         if kind is not None:
-            said = f" and is of {kind}, whose factors W and H hold one after another"
+            hint = f" and is of {kind}, whose factors are concatenated in W and H"
         raise OptionError(
-            "a trace has draws, and this is the point estimate of daskfactor.optimize, which has "
-            f"none{said}; for intervals and alignment pass the result of "
-            "daskfactor.sample"
+            "a trace has draws, but this is a point estimate of daskfactor.optimize, which has "
+            f"none{hint}; for intervals and alignment pass the result of daskfactor.sample"
         )
     raise OptionError(
         "a trace is the result of daskfactor.sample or the path of its store, got "
@@ -78,75 +76,74 @@ def as_tree(trace: Any) -> xr.DataTree:
     )
 
 
-def _group_of(given: Any) -> str | None:
-    """Name the group of a trace that was passed alone; None for anything else."""
-    if not isinstance(given, xr.DataTree | xr.Dataset) or len(getattr(given, "children", ())):
+def _group_of(value: Any) -> str | None:
+    """Return the name of a single group of a trace; None for anything else."""
+    if not isinstance(value, xr.DataTree | xr.Dataset) or len(getattr(value, "children", ())):
         return None
-    if isinstance(given, xr.DataTree) and given.parent is not None:
-        return str(given.name)
-    return "posterior" if {"W", "H"} <= set(given.data_vars) and "draw" in given.dims else None
+    if isinstance(value, xr.DataTree) and value.parent is not None:
+        return str(value.name)
+    return "posterior" if {"W", "H"} <= set(value.data_vars) and "draw" in value.dims else None
 
 
 def _with_sample_dims(tree: xr.DataTree) -> xr.DataTree:
-    """Return a trace with the dimensions that taking one chain, or one draw, has dropped.
+    """Restore the dimensions of a trace that selecting one chain or draw has dropped.
 
     Raises
     ------
     OptionError
-        If the posterior lacks one of them and does not say which chain or draw was taken.
+        If the posterior lacks one of them, and its coordinate.
     """
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
-    whole = {name: _with_dims(group) for name, group in groups.items()}
-    lost = {"chain", "draw"} - set(whole["posterior"].dims) if "posterior" in whole else set()
+    complete = {name: _with_dims(group) for name, group in groups.items()}
+    lost = {"chain", "draw"} - set(complete["posterior"].dims) if "posterior" in complete else set()
     if lost:
         raise OptionError(
-            f"the posterior of a trace has the dimensions chain and draw, and this one has no "
-            f"{' and no '.join(sorted(lost))}; keep it, as trace.sel(chain=[0]) does"
+            f"the posterior of a trace needs the dimensions chain and draw, but this one has no "
+            f"{' and no '.join(sorted(lost))}; select with a list, trace.sel(chain=[0])"
         )
-    if all(whole[name] is group for name, group in groups.items()):
+    if all(complete[name] is group for name, group in groups.items()):
         return tree
-    return tree_of(whole, tree.attrs)
+    return tree_of(complete, tree.attrs)
 
 
 def _with_dims(group: xr.Dataset) -> xr.Dataset:
-    """Return a group with dimensions of length 1 for the chain or draw that was taken of it."""
-    taken = [dim for dim in SAMPLE_DIMS if dim in group.coords and not group[dim].dims]
-    if not taken:
+    """Return a group with dimensions of length 1 for a selected chain or draw."""
+    dropped = [dim for dim in SAMPLE_DIMS if dim in group.coords and not group[dim].dims]
+    if not dropped:
         return group
-    alone = {name: group[name].drop_vars(taken) for name in NOT_PER_CHAIN if name in group}
-    per_chain = {name: group[name].drop_vars(taken) for name in NOT_PER_DRAW if name in group}
-    dims = [dim for dim in taken if dim == "chain"]
-    alone |= {name: own.expand_dims(dims) for name, own in per_chain.items()}
-    group = group.drop_vars(list(alone)).expand_dims(taken).assign(alone)
+    alone = {name: group[name].drop_vars(dropped) for name in NOT_PER_CHAIN if name in group}
+    per_chain = {name: group[name].drop_vars(dropped) for name in NOT_PER_DRAW if name in group}
+    dims = [dim for dim in dropped if dim == "chain"]
+    alone |= {name: variable.expand_dims(dims) for name, variable in per_chain.items()}
+    group = group.drop_vars(list(alone)).expand_dims(dropped).assign(alone)
     return group.transpose(*SAMPLE_DIMS, ..., missing_dims="ignore")
 
 
 @contextmanager
 def describes_run() -> Iterator[None]:
-    """Turn errors of reading attributes that a run has into one that says so."""
+    """Raise a StoreFormatError if attributes of a run are missing or invalid."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFormatError(
-            "this trace does not say its model and its data (attributes 'model', 'dispersion', "
+            "the trace does not record its model and data (attributes 'model', 'dispersion', "
             "'data'); pass the result of daskfactor.sample or the path of its store"
         ) from error
 
 
-class Law(NamedTuple):
-    """What of a draw may be changed without changing WH.
+class Symmetries(NamedTuple):
+    """Symmetries of a factorization: changes of a draw that do not change WH.
 
     Attributes
     ----------
     free
-        Positions of the components that may change places, (F,): all but frozen ones
-        and biases.
+        Positions of components in arbitrary order, (F,): all but frozen ones and biases.
     signed
-        Whether factors may be negative, so that a component may change its sign.
+        True if factors may be negative, so that signs of components are arbitrary.
     components
-        Number of components K; columns of factors beyond it are biases.
+        Number of components K; further columns of factors are biases.
     simplex
-        Whether columns of W add up to 1 by the model, so that no scale is free.
+        True if columns of W add up to 1, so that scales are not arbitrary.
     """
 
     free: NDArray[np.int64]
@@ -156,7 +153,7 @@ class Law(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """The axes of a tensor: names, lengths, the first column of each in H, and labels by name."""
+    """Axes of a tensor: names, lengths, their first columns in H, and labels by name."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -165,45 +162,47 @@ class Axes(NamedTuple):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Axes | None":
-        """Read them from what results say of their data; None of a matrix."""
+        """Return the axes from the data attribute of a result; None for a matrix."""
         placed = data.get("placed", {})
         if "offsets" not in placed:
             return None
         factors = placed["factors"]
-        spans = [own["span"] for own in factors.values()]
+        spans = [factor["span"] for factor in factors.values()]
         labels = {
-            name: np.array(own["values"]).astype(own["labels"])
-            for name, own in factors.items()
-            if own.get("values")
+            name: np.array(factor["values"]).astype(factor["labels"])
+            for name, factor in factors.items()
+            if factor.get("values")
         }
         sizes, starts = tuple(b - a for a, b in spans), tuple(a for a, _ in spans)
         return cls(tuple(factors), sizes, starts, labels)
 
     def places(self, monitored: xr.Dataset) -> dict[str, Any]:
-        """Return the places of monitored cells along each axis, as coordinates."""
+        """Return the positions of monitored cells along each axis, as coordinates."""
         rows, columns = (monitored[name].values for name in CELL_INDICES)
         at = (rows, *self.fibres(columns))
-        return {name: ("cell", own) for name, own in zip(self.names, at, strict=True)}
+        return {
+            name: ("cell", axis_places) for name, axis_places in zip(self.names, at, strict=True)
+        }
 
     def columns(self, cells: xr.DataArray) -> NDArray[np.int64]:
-        """Return columns of the first unfolding from places along each axis, as coordinates."""
+        """Return columns of the first unfolding from positions along each axis."""
         at = tuple(cells.coords[name].values for name in self.names[1:])
         return np.asarray(np.ravel_multi_index(at, self.sizes[1:]), dtype=np.int64)
 
     def fibres(self, columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Return places along each further axis of columns of the first unfolding."""
+        """Return positions along each further axis from columns of the first unfolding."""
         return np.unravel_index(columns, self.sizes[1:])
 
 
 class Run:
-    """A result, and what its attributes and groups say: the one reader of attributes.
+    """Result of a run, with its parsed attributes and groups.
 
-    Nothing is read of a store before it is asked for, and everything once.
+    Values are read from a store when needed, and cached.
 
     Parameters
     ----------
     result
-        A tree, stacks without index (see `as_tree`), or the Dataset of a point estimate.
+        Tree without a MultiIndex (see `as_tree`), or Dataset of a point estimate.
     """
 
     def __init__(self, result: Any) -> None:
@@ -212,49 +211,49 @@ class Run:
 
     @classmethod
     def of(cls, trace: Trace, purpose: str | None = None, other: str = "") -> "Run":
-        """Read a trace, given as such or as the path of a run store.
+        """Return the run of a trace, or of the path of a run store.
 
         Parameters
         ----------
         trace
-            The result of a run.
+            Result of a run.
         purpose
-            What needs draws, in words; None: nothing does.
+            Description of the operation that needs draws; None if draws are not needed.
         other
-            What else the message about a run without draws advises.
+            Further advice in the message for a run without draws.
 
         Raises
         ------
         OptionError
-            If the run kept no draws, or has none yet, and they are needed.
+            If draws are needed but the run stored none, or has none yet.
         """
         run = cls(as_tree(trace))
         if purpose is None:
             return run
         if not run.has_draws:
             raise OptionError(
-                f"this run kept moments only, but {purpose} needs its draws; run again with "
+                f"the run stored only moments, but {purpose} needs draws; run again with "
                 f'keep="draws"{other}'
             )
         if not run.posterior.sizes["draw"]:
             raise OptionError(
-                f"this run has no draws yet, but {purpose} needs some; resume it first"
+                f"the run has no draws yet, but {purpose} needs some; resume it first"
             )
         return run
 
     def document(self, name: str) -> dict[str, Any]:
-        """Return an attribute that holds a JSON document, empty if there is none."""
+        """Return a JSON attribute as a dict, empty if there is none."""
         stored = self.attrs.get(name, "{}")
         return dict(json.loads(stored) if isinstance(stored, str) else stored)
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """What is known of the data."""
+        """Information on the data."""
         return self.document("data")
 
     @cached_property
     def model(self) -> Any:
-        """The model without frozen values; None of factors from elsewhere."""
+        """Model without frozen values; None for factors from other sources."""
         try:
             return model_from_dict(self.document("model"))
         except (ModelError, TypeError, ValueError):
@@ -262,18 +261,18 @@ class Run:
 
     @cached_property
     def axes(self) -> Axes | None:
-        """The axes of a tensor."""
+        """Axes of a tensor; None for a matrix."""
         return Axes.of(self.data)
 
     @property
     def kind(self) -> str | None:
-        """What a run is of in words; None: of one matrix."""
+        """Kind of the data in words; None for a single matrix."""
         if self.model is None or not (self.model.tensor or self.model.joins):
             return None
         return "a tensor" if self.model.tensor else "several matrices"
 
     def require_matrix(self, verb: str) -> None:
-        """Refuse what is not of one matrix, where a verb takes W and H for its two factors.
+        """Refuse a run that is not of a single matrix.
 
         Raises
         ------
@@ -285,21 +284,21 @@ class Run:
             return
         if placed is None:
             raise OptionError(
-                f"{verb} takes the result of one matrix, and this is the point estimate of {kind}; "
-                "pass view(run, name) of a run of daskfactor.sample"
+                f"{verb} needs the result of one matrix, got a point estimate of {kind}; pass "
+                "view(run, name) of a run of daskfactor.sample"
             )
         if "offsets" in placed:
             names, which = list(placed["factors"]), "axis"
             way = "which has all other axes in row-major order as columns, "
         else:
-            names, which, way = [own["name"] for own in placed["relations"]], "name", ""
+            names, which, way = [relation["name"] for relation in placed["relations"]], "name", ""
         raise OptionError(
-            f"{verb} takes a run of one matrix, and this is a run of {kind}: pass "
+            f"{verb} needs a run of one matrix, got a run of {kind}; pass "
             f"view(run, {which}), {way}with one of {', '.join(names)}"
         )
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether there is a group of this name."""
+        """Return True if the run has a group of this name."""
         return name in getattr(self.tree, "children", ())
 
     def group(self, name: str) -> xr.Dataset:
@@ -308,12 +307,12 @@ class Run:
 
     @property
     def groups(self) -> dict[str, xr.Dataset]:
-        """All groups, to be changed."""
+        """Copies of all groups by name."""
         return {str(name): node.to_dataset() for name, node in self.tree.children.items()}
 
     @cached_property
     def posterior(self) -> xr.Dataset:
-        """The draws."""
+        """Draws of the posterior."""
         return self.group("posterior")
 
     @cached_property
@@ -323,42 +322,42 @@ class Run:
 
     @property
     def dims(self) -> tuple[str, str]:
-        """Names of rows and of columns."""
+        """Dimension names of rows and columns."""
         return factor_dims(self.tree)
 
     @property
     def has_draws(self) -> bool:
-        """Whether the run kept draws of the factors, and not of hyperparameters alone."""
+        """True if the run stored draws of the factors."""
         return "W" in self.posterior
 
     @property
     def is_aligned(self) -> bool:
-        """Whether components have one order in all draws."""
+        """True if the run is aligned."""
         return "alignment" in self
 
     @property
     def is_particles(self) -> bool:
-        """Whether draws are particles, weighted already or not yet."""
+        """True if draws are particles, with or without weights."""
         return bool({"weight", "n_iter"} & set(self.stats.data_vars))
 
     def observed(self, name: str) -> xr.DataArray | None:
-        """Return the data, ``"V"``, or the ``"weights"`` of their cells, if results keep them."""
+        """Return the data ``"V"`` or ``"weights"`` of their cells, if the result has them."""
         return self.group("observed_data").get(name)
 
     @cached_property
     def weights(self) -> Weights | None:
-        r"""Probability masses of the draws, (chain, draw), or None where all draws count alike.
+        r"""Probability masses of the draws, (chain, draw), or None for equal weights.
 
         .. math:: w_{cd} \ge 0, \qquad \sum_{cd} w_{cd} = 1
 
-        Of a part of a run, masses are taken anew to add up to 1.
+        Masses of a part of a run are normalised.
 
         Raises
         ------
         StoreFormatError
-            If they are no masses, or are not those of the draws.
+            If weights are invalid, or do not match the draws.
         OptionError
-            If all draws that are there have mass 0.
+            If all draws have weight 0.
 
         References
         ----------
@@ -366,68 +365,67 @@ class Run:
         """
         if "weight" not in self.stats:
             return None
-        found = self.stats["weight"]
-        labels = {dim: own for dim, own in self.posterior.coords.items() if dim in SAMPLE_DIMS}
+        weight = self.stats["weight"]
+        labels = {dim: coord for dim, coord in self.posterior.coords.items() if dim in SAMPLE_DIMS}
         try:
-            found = found.sel(labels)
+            weight = weight.sel(labels)
         except KeyError as error:
             raise StoreFormatError(
-                "draws and weights of this trace have different labels; relabel posterior and "
-                "sample_stats alike"
+                "draws and weights of the trace have different labels; use the same labels in "
+                "posterior and sample_stats"
             ) from error
-        masses = np.asarray(found.transpose("chain", "draw").values, dtype=np.float64)
+        masses = np.asarray(weight.transpose("chain", "draw").values, dtype=np.float64)
         if masses.size == 0:
             return None
         if not (np.isfinite(masses).all() and masses.min() >= 0):
             raise StoreFormatError(
-                "the weights of this trace must be finite and at least 0, got a smallest of "
-                f"{masses.min():g}; restore sample_stats['weight'] as it was"
+                "weights of a trace must be finite and at least 0, got a smallest of "
+                f"{masses.min():g}; restore sample_stats['weight']"
             )
         if not masses.sum() > 0:
             raise OptionError(
-                "the draws of this trace have weights that are all 0, so that nothing is known of "
-                "them together; take some that have weight"
+                "all draws of the trace have weight 0; select draws with positive weight"
             )
         return np.asarray(masses / masses.sum())
 
     @property
     def masses(self) -> xr.DataArray:
-        """Probability mass of every draw, (chain, draw); equal for a run whose draws have none."""
+        """Probability mass of every draw, (chain, draw); equal if draws have no weights."""
         labels = {dim: self.posterior[dim].values for dim in ("chain", "draw")}
         shape = tuple(map(len, labels.values()))
-        found = np.full(shape, 1.0 / prod(shape)) if self.weights is None else self.weights
-        return xr.DataArray(found, labels, ("chain", "draw"), name="weight")
+        masses = np.full(shape, 1.0 / prod(shape)) if self.weights is None else self.weights
+        return xr.DataArray(masses, labels, ("chain", "draw"), name="weight")
 
     @cached_property
-    def law(self) -> Law:
-        """Which components may change places and sign, from what a run says of its model."""
+    def symmetries(self) -> Symmetries:
+        """Symmetries of the factorization, from the model of the run."""
         width, model = self.posterior.sizes["component"], self.model
-        if model is None:  # all may move
-            return Law(np.arange(width), False, width)
+        if model is None:  # all components are free
+            return Symmetries(np.arange(width), False, width)
         count = min(model.n_components, width)
         free = np.arange(width) < count
         for mask in model.frozen:
             if mask is not None:
                 free[: len(mask)] &= ~np.asarray(mask, dtype=bool)[:width]
-        return Law(np.flatnonzero(free), not model.nonnegative, count, model.simplex)
+        return Symmetries(np.flatnonzero(free), not model.nonnegative, count, model.simplex)
 
     def over_chains(self, values: xr.Dataset) -> xr.Dataset:
-        """Return means over chains, by the mass of each where draws have weights."""
+        """Return means over chains, weighted by their masses."""
         if self.weights is None:
             return values.mean("chain")
         masses = xr.DataArray(self.weights.sum(axis=1), dims="chain")
-        kept = np.flatnonzero(masses > 0)  # of a chain without mass there are no means
-        return values.isel(chain=kept).weighted(masses[kept]).mean("chain")
+        weighted = np.flatnonzero(masses > 0)  # chains without mass have no mean
+        return values.isel(chain=weighted).weighted(masses[weighted]).mean("chain")
 
     def mean_factors(self, moments: xr.Dataset) -> tuple[Array, Array]:
-        """Return the means of W (I, K) and of H (K, J) over chains, given those of each."""
+        """Return the means of W (I, K) and of H (K, J) over chains, from those of each chain."""
         means = self.over_chains(moments[["W_mean", "H_mean"]])
         W, H = means["W_mean"], means["H_mean"]
         return W.transpose(..., "component").values, H.transpose("component", ...).values
 
 
 def as_draws(result: Trace | xr.Dataset, purpose: str) -> Run:
-    """Read a trace that holds draws, or a point estimate as a trace of one draw.
+    """Return the run of a trace with draws, or of a point estimate as a single draw.
 
     Raises
     ------
@@ -441,27 +439,27 @@ def as_draws(result: Trace | xr.Dataset, purpose: str) -> Run:
         got = ", ".join(map(str, result.data_vars)) or "nothing"
         raise OptionError(f"{expected}, with W and H, got {got}")
     if "draw" in result.dims:
-        raise OptionError(f"{expected}, and this one has draws; pass the whole trace")
+        raise OptionError(f"{expected}, but this one has draws; pass the complete trace")
     group = result[["W", "H"]].drop_attrs(deep=False)
     return Run(tree_of({"posterior": group.expand_dims(chain=[0], draw=[0])}, result.attrs))
 
 
 def relative(group: xr.Dataset, weights: Weights | None) -> Weights:
-    """Masses of draws (chain, draw) in units of the largest: exactly 1 each where all are equal."""
+    """Return masses of draws (chain, draw) in units of the largest; exactly 1 if equal."""
     if weights is None:
         return np.ones((group.sizes["chain"], group.sizes["draw"]))
     return np.asarray(weights / weights.max())
 
 
 class Running:
-    """Mean, and sum of squared deviations, of numbers that come one after another (West 1979).
+    """Running mean and sum of squared deviations (West 1979).
 
     Attributes
     ----------
     total
-        Mass so far.
+        Sum of masses.
     mean, square
-        Of the shape of the numbers, double precision.
+        Mean and sum of squared deviations, double precision.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -469,7 +467,7 @@ class Running:
         self.mean, self.square = np.zeros((2, *shape))
 
     def add(self, values: Array, mass: float = 1.0) -> None:
-        """Take one more; one without mass is as good as none."""
+        """Add a value; ignore it if it has no mass."""
         if mass == 0.0:
             return
         self.total += mass
@@ -481,7 +479,7 @@ class Running:
 
 
 def effective_number(weights: ArrayLike) -> float:
-    r"""How many draws of equal weight spread as much mass: :math:`1 / \sum_m w_m^2`.
+    r"""Return the effective number of weighted draws, :math:`1 / \sum_m w_m^2`.
 
     Parameters
     ----------
@@ -500,40 +498,40 @@ def effective_number(weights: ArrayLike) -> float:
     return float(1.0 / np.sum(np.square(np.asarray(weights, dtype=np.float64))))
 
 
-@reads_here
+@reads_in_threads
 def expectation(
     trace: Trace,
     function: Callable[[Array, Array], ArrayLike],
     chain: int | None = None,
 ) -> NDArray[np.float64]:
-    r"""Posterior expectation of any function of the factors.
+    r"""Return the posterior expectation of any function of the factors.
 
     .. math:: \hat f = \frac1T \sum_t f(W^{(t)}, H^{(t)}), \qquad
         \hat f = \sum_m w_m f(W_m, H_m), \qquad
         \hat f = 2\,\hat f_{\rm fine} - \hat f_{\rm coarse}
 
-    the second for particles, where those of weight 0 are not read; the third where the
-    trace has ``posterior_coarse``, as an aligned one has not: the Richardson-Romberg estimate,
-    free of the leading bias of the step size.
+    The second is for particles, of which those with weight 0 are not read; the third is for traces
+    with ``posterior_coarse`` (aligned ones have none): the Richardson-Romberg estimate without the
+    leading bias of the step size.
 
     Parameters
     ----------
     trace
         Result of a run, or the path of its store; read a few draws at a time.
     function
-        Called with W (I, K) and H (K, J); returns numbers of one shape.
+        Function of W (I, K) and H (K, J) that returns numbers of a fixed shape.
     chain
-        One chain (its label), or all of them.
+        Label of a chain; all chains by default.
 
     Returns
     -------
     array of float64
-        Of the shape that the function returns.
+        Expectation with the shape of the values of ``function``.
 
     Raises
     ------
     OptionError
-        If there are no draws, no such chain, or none of its draws has any weight.
+        If there are no draws, no such chain, or none of its draws has a positive weight.
 
     References
     ----------
@@ -546,7 +544,7 @@ def expectation(
     >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
     >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
     >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
-    >>> total = dfac.expectation(trace, lambda W, H: (W @ H).sum())  # of the mean's cells
+    >>> total = dfac.expectation(trace, lambda W, H: (W @ H).sum())  # of the mean
     >>> bool(0.8 < total / V.sum() < 1.2)
     True
     """
@@ -556,13 +554,13 @@ def expectation(
     if chain is not None:
         labels = group["chain"].values.tolist()
         if chain not in labels:
-            raise OptionError(f"there is no chain {chain!r}; this trace has the chains {labels}")
+            raise OptionError(f"there is no chain {chain!r}; the trace has the chains {labels}")
         at = [labels.index(chain)]
-        group, coarse = (own.isel(chain=at, missing_dims="ignore") for own in (group, coarse))
+        group, coarse = (draws.isel(chain=at, missing_dims="ignore") for draws in (group, coarse))
         weights = None if weights is None else weights[at]
         if weights is not None and not weights.any():
             raise OptionError(
-                f"no draw of chain {chain!r} has any weight, so that it has no expectation; leave "
+                f"no draw of chain {chain!r} has a positive weight; pass another chain, or leave "
                 "chain= out"
             )
     fine = _mean(group, function, weights)
@@ -584,14 +582,14 @@ def _mean(
 def each_weighted_draw(
     group: xr.Dataset, weights: Weights | None
 ) -> Iterator[tuple[tuple[Array, Array], float]]:
-    """Draws that have mass, in units of the largest; those without are not read.
+    """Yield draws with mass, and masses in units of the largest; others are not read.
 
     Parameters
     ----------
     group
-        With the factors.
+        Group with the factors.
     weights
-        (chain, draw), or None where all draws count alike.
+        Weights (chain, draw), or None for equal weights.
     """
     for (W, H), masses in weighted_batches(group, weights):
         yield from zip(zip(W, H, strict=True), masses.tolist(), strict=True)
@@ -600,24 +598,24 @@ def each_weighted_draw(
 def weighted_batches(
     group: xr.Dataset, weights: Weights | None
 ) -> Iterator[tuple[tuple[Array, Array], NDArray[np.float64]]]:
-    """Yield draws that have mass, a few at a time: factors (d, ...) and masses (d,)."""
+    """Yield draws with mass, a few at a time: factors (d, ...) and masses (d,)."""
     for at, masses in enumerate(relative(group, weights)):
-        part, kept = group.isel(chain=[at]), np.flatnonzero(masses > 0)
-        if kept.size < masses.size:
-            part = part.isel(draw=kept)
+        part, weighted = group.isel(chain=[at]), np.flatnonzero(masses > 0)
+        if weighted.size < masses.size:
+            part = part.isel(draw=weighted)
         done = 0
         for W, H in batches_of_draws(part):
-            yield (W, H), masses[kept[done : done + len(W)]]
+            yield (W, H), masses[weighted[done : done + len(W)]]
             done += len(W)
 
 
 def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """W (chain, draw, row, component) and H (chain, draw, component, column) of a group.
+    """Return W (chain, draw, row, component) and H (chain, draw, component, column).
 
     Raises
     ------
     StoreFormatError
-        If it holds none.
+        If the group has no factors.
     """
     row, column = factor_dims(group)
     W = group["W"].transpose("chain", "draw", row, "component")
@@ -625,7 +623,7 @@ def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def each_draw(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
-    """Every draw of the factors, read a block of draws at a time."""
+    """Yield every draw of the factors, read a block of draws at a time."""
     for W, H in batches_of_draws(group):
         yield from zip(W, H, strict=True)
 
@@ -642,26 +640,26 @@ def batches_of_draws(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
 
 
 FLOOR: Final = 0.1
-"""Least share of the fine chain's value that an extrapolated positive number keeps."""
+"""Lower limit of an extrapolated positive quantity, as a share of its fine-chain value."""
 
 
 def extrapolated_moments(fine: tuple[Any, Any], coarse: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Mean and variance free of the bias of first order in ε: 2 fine - coarse, each.
+    """Return mean and variance without the first-order bias in ε: 2 fine - coarse.
 
-    A variance is no expectation of a function, but its bias has an expansion in
-    ε all the same. Noise can make the combination negative where the truth is
-    not; both are kept at a tenth of the fine chain's value or more.
+    A variance is not an expectation of a function, but its bias also has an expansion in ε. Noise
+    can make the combination negative; the lower limit is a tenth of the value of the fine chain.
 
     Parameters
     ----------
     fine, coarse
-        Mean and variance of what cannot be negative from each chain.
+        Mean and variance of a non-negative quantity from each chain.
 
     Notes
     -----
     Şimşekli et al. 2017, equation 11.
     """
     mean, variance = (
-        np.maximum(2.0 * own - other, FLOOR * own) for own, other in zip(fine, coarse, strict=True)
+        np.maximum(2.0 * value - other, FLOOR * value)
+        for value, other in zip(fine, coarse, strict=True)
     )
     return mean, variance

@@ -1,4 +1,4 @@
-"""Uncertainties of cells in predictions: those that a run keeps, or others for these cells."""
+"""Uncertainties of cells in predictions, from the run or from an argument."""
 
 from typing import Any, Final, cast
 
@@ -18,82 +18,86 @@ broadcast_to: Final[Any] = da.broadcast_to
 
 
 def has_uncertainty(run: Run) -> bool:
-    """Tell whether the run was given uncertainties of cells."""
+    """Return True if the run has uncertainties of cells."""
     return bool(run.data.get("weighting") == "uncertainty")
 
 
-def knows_variances(run: Run, given: Any) -> bool:
-    """Tell whether nothing lacks for the variance of a new observation of every cell.
+def knows_variances(run: Run, uncertainty: Any) -> bool:
+    """Return True if the variance of a new observation of every cell is available.
 
     Raises
     ------
     OptionError
-        If uncertainties are given for a run without.
+        If uncertainties are passed for a run without.
     """
     if has_uncertainty(run):
-        return given is not None or run.observed("weights") is not None
-    if given is None:
+        return uncertainty is not None or run.observed("weights") is not None
+    if uncertainty is None:
         return True
     raise OptionError(
-        "uncertainty is for runs that were given the uncertainty of cells, and this one has one "
-        "dispersion for all of them; leave uncertainty out"
+        "uncertainty is only for runs with uncertainties of cells, but this run has a common "
+        "dispersion; leave uncertainty out"
     )
 
 
-def variances(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any, mean: Any) -> Lazy:
-    """Squares of the uncertainties of a grid of cells (r, c), or of single ones (p,), lazily.
+def variances(
+    run: Run, cells: tuple[xr.DataArray, xr.DataArray], uncertainty: Any, mean: Any
+) -> Lazy:
+    """Return squared uncertainties of a grid of cells (r, c), or of single cells (p,), lazily.
 
     Parameters
     ----------
     run
-        With weights, if ``given`` is None.
+        Run with weights, if ``uncertainty`` is None.
     cells
-        Positions of rows and columns under the user's names and labels, or of single cells if
-        they share their dimension.
-    given
-        What takes the place of what the run keeps, as for `predict`.
+        Positions of rows and columns with the user's names and labels, or of single cells if they
+        share their dimension.
+    uncertainty
+        Values that replace those of the run, as for `predict`.
     mean
-        Array of the shape, and with the chunks, that they are to have.
+        Array with the shape and chunks of the result.
 
     Raises
     ------
     DataError
-        If what is given does not have the shape or the labels of the cells.
+        If ``uncertainty`` does not have the shape or the labels of the cells.
     """
     chunks = getattr(mean, "chunks", mean.shape)
-    if given is None:
+    if uncertainty is None:
         weights = asarray(cast("xr.DataArray", run.observed("weights")).data)
         rows, columns = (np.atleast_1d(at.values) for at in cells)
-        own = weights.vindex[rows, columns] if paired(cells) else weights[rows][:, columns]
-        return own.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
+        run_weights = weights.vindex[rows, columns] if paired(cells) else weights[rows][:, columns]
+        return run_weights.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
     shape = tuple(at.size for at in cells if at.ndim)[: mean.ndim]
     try:
-        if isinstance(given, xr.DataArray):
-            given = _by_label(given, cells, shape)
-        sigma = broadcast_to(asarray(given).astype(np.float64), shape)
+        if isinstance(uncertainty, xr.DataArray):
+            uncertainty = _by_label(uncertainty, cells, shape)
+        sigma = broadcast_to(asarray(uncertainty).astype(np.float64), shape)
     except ValueError as error:
         raise DataError(
             f"uncertainty of the predicted cells must be one number, an array of their shape, "
-            f"{shape}, or a DataArray with their dimensions, got shape {np.shape(given)}"
+            f"{shape}, or a DataArray with their dimensions, got shape {np.shape(uncertainty)}"
         ) from error
     return (sigma**2).reshape(mean.shape).rechunk(chunks)
 
 
 def _inverse(weights: Any) -> Any:
-    """Variances of cells by their weights; infinite where a cell has none."""
+    """Return variances of cells from their weights; infinite for weight 0."""
     with np.errstate(divide="ignore"):
         return 1.0 / weights.astype(np.float64)
 
 
 def _by_label(
-    given: xr.DataArray, cells: tuple[xr.DataArray, xr.DataArray], shape: tuple[int, ...]
+    uncertainty: xr.DataArray, cells: tuple[xr.DataArray, xr.DataArray], shape: tuple[int, ...]
 ) -> Any:
-    """Values in the order of the cells; NaN where none has the label of a cell."""
+    """Return values in the order of the cells; NaN for missing labels."""
     for at in cells:
         levels = at.attrs.get("levels", {})
-        if levels and levels.keys() <= set(given.dims):  # dimensions that the run has stacked
-            given = given.reindex(levels).sel({name: at[name] for name in levels})
+        if levels and levels.keys() <= set(uncertainty.dims):  # stacked dimensions of the run
+            uncertainty = uncertainty.reindex(levels).sel({name: at[name] for name in levels})
     dims = dict.fromkeys(dim for at in cells for dim in at.dims)
     coords = {dim: at.coords[dim] for at in cells for dim in at.dims if dim in at.coords}
     plan = xr.DataArray(da.empty(shape), coords, tuple(dims))
-    return xr.align(plan, given, join="left")[1].broadcast_like(plan).transpose(*plan.dims).data
+    return (
+        xr.align(plan, uncertainty, join="left")[1].broadcast_like(plan).transpose(*plan.dims).data
+    )

@@ -1,7 +1,7 @@
-"""Parts of a run of several matrices: one of them as a run of its own, a factor, what explains it.
+"""Views of runs of several matrices: single matrices, factors, explained variance.
 
-A run of a coupled model has the factors of one side behind one another, in units in which every
-matrix has mean 1; its attribute ``data`` says where each of them is (``placed``).
+A run of a coupled model has concatenated factors, in units in which every matrix has mean 1; its
+attribute ``data`` has the position of each (``placed``).
 """
 
 from collections.abc import Mapping
@@ -20,35 +20,35 @@ from daskfactor.results.trace import Run, Trace
 
 COMPONENT = "component"
 ONE, OTHER = "daskfactor component", "daskfactor other component"
-"""Dimensions that no factor of a user's is called like."""
+"""Temporary dimensions with names that users do not use."""
 UNSETTLED = "learnt_priors"
-"""Attribute of a view whose run learnt rates or shapes of priors."""
+"""Attribute of a view whose run sampled rates or shapes of priors."""
 
 
 def view(trace: Trace, name: str) -> xr.DataTree:
-    r"""Give one matrix of a run of several, as a run of that matrix alone.
+    r"""Return one matrix of a run of several, as a run of that matrix.
 
     .. math:: \mu = W H, \qquad W = F_{\text{rows}}, \quad H = u F_{\text{columns}}^\top
 
-    with :math:`u` the unit of the matrix, its mean, so that what is predicted is in the unit of
-    the data. Whatever takes a run takes it: :func:`predict`, :func:`summarize`,
-    :func:`transform`, :func:`recommend`, :func:`to_anndata`, plots. Rows that the
-    matrix lacks and others have are among its rows, and are predicted. Nothing is copied.
+    with the unit :math:`u` of the matrix, its mean, so that predictions are in the unit of the
+    data. The view works with :func:`predict`, :func:`summarize`, :func:`transform`,
+    :func:`recommend`, :func:`to_anndata` and plots. It includes rows that only other matrices
+    have, and predicts them. It does not copy draws.
 
-    Of a tensor it is the unfolding along an axis: a matrix of its indices against those of all
-    other axes in row-major order, so that :func:`transform` takes new indices of that axis.
+    For a tensor it is the unfolding along an axis: a matrix of its indices against those of all
+    other axes in row-major order, so that :func:`transform` accepts new indices of the axis.
 
     Parameters
     ----------
     trace
         Result of :func:`sample` with a :class:`Coupled` model, or the path of its store.
     name
-        Of the matrix, as it was passed; of a tensor, of the axis.
+        Name of the matrix, or of the axis of a tensor.
 
     Returns
     -------
     xarray.DataTree
-        Groups as :func:`sample` gives them; dimensions have the names of the factors.
+        Groups as in the result of :func:`sample`; dimensions have the names of the factors.
 
     Raises
     ------
@@ -69,19 +69,23 @@ def view(trace: Trace, name: str) -> xr.DataTree:
     if run.axes is not None:
         return unfolding(run, run.axes, name)
     if "placed" not in run.data and run.data.get("name") == name:
-        return run.tree  # one matrix alone, which was passed by name
-    place = _Place.of(run, name)
-    groups = {own: place.factors(run.group(own)) for own in ("posterior", MOMENTS) if own in run}
-    groups |= {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
+        return run.tree  # a single matrix, passed by name
+    place = _MatrixView.of(run, name)
+    groups = {key: place.factors(run.group(key)) for key in ("posterior", MOMENTS) if key in run}
+    groups |= {key: run.group(key) for key in ("sample_stats", WARMUP) if key in run}
     if MONITOR in run:
         groups[MONITOR] = place.cells(run.group(MONITOR))
-    told = {own: place.told[own] for own in ("dispersion", "rate_w", "rate_h") if own in place.told}
-    groups["constant_data"] = xr.Dataset({own: float(value) for own, value in told.items()})
+    constants = {
+        key: place.constants[key]
+        for key in ("dispersion", "rate_w", "rate_h")
+        if key in place.constants
+    }
+    groups["constant_data"] = xr.Dataset({key: float(value) for key, value in constants.items()})
     return tree_of(groups, place.attrs())
 
 
 def factors(trace: Trace) -> dict[str, xr.DataArray]:
-    """Give the factors of a run of several matrices, or of a tensor, by name, with their labels.
+    """Return the factors of a run of several matrices, or of a tensor, by name.
 
     Parameters
     ----------
@@ -92,8 +96,8 @@ def factors(trace: Trace) -> dict[str, xr.DataArray]:
     Returns
     -------
     dict of DataArray
-        (chain, draw, factor's own dimension, component), in units in which every matrix has
-        mean 1; lazily from a store.
+        Factors with labels, (chain, draw, dimension of the factor, component), in units in which
+        every matrix has mean 1; lazy for a store.
 
     Raises
     ------
@@ -114,21 +118,21 @@ def factors(trace: Trace) -> dict[str, xr.DataArray]:
     placed = _placed(run)
     if "posterior" not in run:
         raise OptionError(
-            "factors are those of draws, and the run kept none; "
-            'view(run, name)["posterior_moments"] has their means and variances'
+            "factors needs draws, but the run stored none; use "
+            'view(run, name)["posterior_moments"] for means and variances'
         )
     group, dims = run.posterior, run.dims
     return {name: _factor(group, "", placed, name, dims) for name in placed["factors"]}
 
 
 def explained_variance(trace: Trace) -> xr.DataArray:
-    r"""Tell what share of the variance of each matrix a component explains.
+    r"""Return the share of each component in the variance of each matrix.
 
     .. math:: R_k = \frac{\mathrm{Cov}(\mu_k, \mu)}{\mathrm{Var}(\mu) + \overline{\phi V(\mu)}},
         \qquad \mu_k = w_k h_k
 
-    over all cells of a matrix, with the law's variance of observations at their means: shares of
-    components add up to what the model explains, and the rest is noise.
+    over all cells of a matrix, with the variance of observations under the likelihood: shares of
+    components add up to the explained variance, and the rest is noise.
 
     Parameters
     ----------
@@ -162,33 +166,33 @@ def explained_variance(trace: Trace) -> xr.DataArray:
     """
     run = Run.of(trace, "a share of variance")
     if run.weights is not None:
-        raise OptionError("shares of variance are those of draws of equal weight, not of particles")
+        raise OptionError("explained_variance needs draws of equal weight, not particles")
     runs = {"data": run}
     if run.axes is not None:
-        found = [_shares(run, factors(run.tree))]
+        shares = [_shares(run, factors(run.tree))]
     else:
         if "placed" in run.data:
             runs = {name: Run(view(run.tree, name)) for name in _names(_placed(run))}
-        found = [
-            _shares(own, {dim: factor for factor, dim in axis_factors(own.posterior, None)})
-            for own in runs.values()
+        shares = [
+            _shares(part, {dim: factor for factor, dim in axis_factors(part.posterior, None)})
+            for part in runs.values()
         ]
-    return xr.concat(found, xr.Variable("view", list(runs))).transpose(
+    return xr.concat(shares, xr.Variable("view", list(runs))).transpose(
         "chain", "draw", "view", COMPONENT
     )
 
 
 def _shares(run: Run, parts: Mapping[str, xr.DataArray]) -> xr.DataArray:
-    """Shares of the components of one array, from sums over the rows of each of its factors.
+    """Return the shares of components for one array, from sums over rows of its factors.
 
     ``parts`` are these factors, by their own dimensions.
     """
     both: Any = 1.0
     means: Any = 1.0
     for dim, factor in parts.items():
-        own = factor.rename({COMPONENT: ONE}).astype(np.float64)
-        both = both * (xr.dot(own, own.rename({ONE: OTHER}), dim=dim) / own.sizes[dim])
-        means = means * own.mean(dim)
+        scaled = factor.rename({COMPONENT: ONE}).astype(np.float64)
+        both = both * (xr.dot(scaled, scaled.rename({ONE: OTHER}), dim=dim) / scaled.sizes[dim])
+        means = means * scaled.mean(dim)
     total = means.sum(ONE)
     explained = both.sum(OTHER) - means * total
     model = model_from_dict(run.document("model"))
@@ -199,9 +203,9 @@ def _shares(run: Run, parts: Mapping[str, xr.DataArray]) -> xr.DataArray:
 
 
 def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.DataArray:
-    """Mean of the law's variance, (chain, draw), over means of this level and variance.
+    """Return the mean variance of observations, (chain, draw), by a second-order expansion.
 
-    By its slope and curvature at the level: exact where it is constant, linear or a square.
+    It is exact if the variance function is constant, linear or quadratic.
     """
     step = np.where(level == 0, 1.0, 0.5 * np.abs(level))
     low, at, high = (
@@ -217,69 +221,72 @@ def _placed(run: Run) -> dict[str, Any]:
     placed = run.data.get("placed")
     if placed is None:
         raise OptionError(
-            "this is a run of one matrix; one of several, sample({...}, Coupled(...)), has views"
+            "the run has a single matrix; views need a run of sample({...}, Coupled(...))"
         )
-    found: dict[str, Any] = placed
-    return found
+    relations: dict[str, Any] = placed
+    return relations
 
 
 def _names(placed: Mapping[str, Any]) -> list[str]:
-    return [own["name"] for own in placed["relations"]]
+    return [relation["name"] for relation in placed["relations"]]
 
 
 def _factor(
     group: xr.Dataset, suffix: str, placed: Mapping[str, Any], name: str, dims: tuple[str, str]
 ) -> xr.DataArray:
-    """A factor by name: (..., its own dimension, component), with its labels if it has any."""
-    own = placed["factors"][name]
-    side, (start, stop) = own["side"], own["span"]
+    """Return a factor by name, (..., its dimension, component), with its labels if any."""
+    factor = placed["factors"][name]
+    side, (start, stop) = factor["side"], factor["span"]
     dim = dims[side]
     values = group["WH"[side] + suffix].isel({dim: slice(start, stop)})
     labels = values.coords.get(LABEL.format(SIDES[side]))
     for coord in (FACTOR, LABEL):
         values = values.drop_vars(coord.format(SIDES[side]), errors="ignore")
     values = values.rename({dim: name}) if dim != name else values
-    if labels is not None and own["labels"] is not None:
-        kept = (
-            labels.values if own["labels"].startswith("|O") else labels.values.astype(own["labels"])
+    if labels is not None and factor["labels"] is not None:
+        label_values = (
+            labels.values
+            if factor["labels"].startswith("|O")
+            else labels.values.astype(factor["labels"])
         )
-        values = values.assign_coords({name: kept})
+        values = values.assign_coords({name: label_values})
     leading = [d for d in values.dims if d not in (name, COMPONENT)]
     return values.transpose(*leading, name, COMPONENT)
 
 
-class _Place:
-    """Where a matrix is in a run of several, and what results of it alone say."""
+class _MatrixView:
+    """Matrix of a run of several: its position, unit, model and attributes."""
 
-    def __init__(self, run: Run, placed: dict[str, Any], own: dict[str, Any]) -> None:
-        self.run, self.placed, self.own = run, placed, own
-        self.name, self.unit, self.axes = own["name"], float(own["unit"]), own["axes"]
+    def __init__(self, run: Run, placed: dict[str, Any], relation: dict[str, Any]) -> None:
+        self.run, self.placed, self.relation = run, placed, relation
+        self.name, self.axes = relation["name"], relation["axes"]
+        self.unit = float(relation["unit"])
         self.dims = run.dims
         self.sizes = [np.ptp(placed["factors"][axis]["span"]).item() for axis in self.axes]
         attrs, model = run.attrs, model_from_dict(run.document("model"))
-        self.learnt = any(not own.name.startswith("dispersion") for own in model.learnt)
+        self.learnt = any(not one.name.startswith("dispersion") for one in model.learnt)
         shapes = [attrs.get("shape_w", 1.0), attrs.get("shape_h", 1.0)]
         rates: list[Any] = [attrs.get("rate_w"), attrs.get("rate_h")]
-        if own["turned"]:
+        if relation["turned"]:
             shapes, rates = shapes[::-1], rates[::-1]
-        known = None not in rates
-        self.told: dict[str, Any] = {"dispersion": attrs[f"dispersion_{self.name}"]}
-        self.told |= {"shape_w": shapes[0], "shape_h": shapes[1]}
-        if known:
-            self.told |= {"rate_w": rates[0], "rate_h": rates[1] / self.unit}
-        given = {n: float(v) for n, v in self.told.items() if n.startswith(("rate", "shape"))}
+        has_rates = None not in rates
+        self.constants: dict[str, Any] = {"dispersion": attrs[f"dispersion_{self.name}"]}
+        self.constants |= {"shape_w": shapes[0], "shape_h": shapes[1]}
+        if has_rates:
+            self.constants |= {"rate_w": rates[0], "rate_h": rates[1] / self.unit}
+        priors = {n: float(v) for n, v in self.constants.items() if n.startswith(("rate", "shape"))}
         self.model = model.relations[self.name].model(
             next(run.group(n).sizes[COMPONENT] for n in ("posterior", MOMENTS) if n in run),
-            dispersion=float(self.told["dispersion"]),
-            **given,
+            dispersion=float(self.constants["dispersion"]),
+            **priors,
         )
 
     @classmethod
-    def of(cls, run: Run, name: str) -> "_Place":
+    def of(cls, run: Run, name: str) -> "_MatrixView":
         placed = _placed(run)
-        for own in placed["relations"]:
-            if own["name"] == name:
-                return cls(run, placed, own)
+        for relation in placed["relations"]:
+            if relation["name"] == name:
+                return cls(run, placed, relation)
         near = near_name(str(name), _names(placed))
         raise OptionError(
             f"the run has no matrix {name!r}{near and f', did you mean {near!r}?'}; it has "
@@ -287,33 +294,33 @@ class _Place:
         )
 
     def attrs(self) -> dict[str, Any]:
-        """Attributes of the whole tree."""
-        data = {name: self.own[name] for name in ("n_observed", "mean", "unstored")}
+        """Return the attributes of the view."""
+        data = {name: self.relation[name] for name in ("n_observed", "mean", "unstored")}
         data |= {
             "shape": self.sizes,
-            "level": self.unit if self.own["mean"] <= 0 else self.own["mean"],
+            "level": self.unit if self.relation["mean"] <= 0 else self.relation["mean"],
             "fingerprint": f"{self.run.data['fingerprint']} {self.name}",
             "name": self.name,
         }
         attrs = attrs_of_part(self.run, self.name, self.model.to_dict(), data)
-        attrs = {name: own for name, own in attrs.items() if not name.startswith("dispersion")}
-        return attrs | self.told | ({UNSETTLED: 1} if self.learnt else {})
+        attrs = {name: value for name, value in attrs.items() if not name.startswith("dispersion")}
+        return attrs | self.constants | ({UNSETTLED: 1} if self.learnt else {})
 
     def factors(self, group: xr.Dataset) -> xr.Dataset:
-        """Draws or moments of both factors; what else is in the group and has no rows."""
-        found = {}
+        """Return draws or moments of both factors, and variables without rows or columns."""
+        factors = {}
         for variable in ("W", "H"):
             for suffix in ("", "_mean", "_var"):
                 if variable + suffix in group:
-                    found[variable + suffix] = self._one(group, variable, suffix)
+                    factors[variable + suffix] = self._one(group, variable, suffix)
         others = {
-            str(name): own
-            for name, own in group.data_vars.items()
+            str(name): array
+            for name, array in group.data_vars.items()
             if str(name)[:1] not in "WH"
-            and not set(own.dims) & set(self.dims)
+            and not set(array.dims) & set(self.dims)
             and not str(name).startswith(("rate", "shape"))
         }
-        return xr.Dataset(found | others, attrs=group.attrs)
+        return xr.Dataset(factors | others, attrs=group.attrs)
 
     def _one(self, group: xr.Dataset, variable: str, suffix: str) -> xr.DataArray:
         axis = self.axes["WH".index(variable)]
@@ -326,24 +333,24 @@ class _Place:
         return scaled
 
     def _span(self, side: int) -> tuple[int, int]:
-        """First and last position on a side of the joint matrix."""
+        """Return start and stop on one side of the joint matrix."""
         axis = next(n for n in self.axes if self.placed["factors"][n]["side"] == side)
         start, stop = self.placed["factors"][axis]["span"]
         return start, stop
 
     def cells(self, group: xr.Dataset) -> xr.Dataset:
-        """Monitored cells of this matrix, at their places in it."""
+        """Return the monitored cells of this matrix, with positions in it."""
         places = [group[name].values for name in CELL_INDICES]
-        here = np.ones(group.sizes["cell"], bool)
-        for side, own in enumerate(places):
+        inside = np.ones(group.sizes["cell"], bool)
+        for side, at in enumerate(places):
             low, high = self._span(side)
-            here &= (low <= own) & (own < high)
-        found = group.isel(cell=np.flatnonzero(here))
-        of_joint = [n for n in found.coords if n not in CELL_INDICES and found[n].dims == ("cell",)]
-        found = found.drop_vars(of_joint)
-        for side, own in enumerate(places):
-            name = CELL_INDICES[1 - side if self.own["turned"] else side]
-            found[name] = ("cell", own[here] - self._span(side)[0])
-        found["mean"] = found["mean"] * self.unit
-        found["var"] = found["var"] * self.unit**2
-        return found
+            inside &= (low <= at) & (at < high)
+        selected = group.isel(cell=np.flatnonzero(inside))
+        labels = [name for name, coord in selected.coords.items() if coord.dims == ("cell",)]
+        selected = selected.drop_vars(set(labels) - {*CELL_INDICES})
+        for side, at in enumerate(places):
+            name = CELL_INDICES[1 - side if self.relation["turned"] else side]
+            selected[name] = ("cell", at[inside] - self._span(side)[0])
+        selected["mean"] = selected["mean"] * self.unit
+        selected["var"] = selected["var"] * self.unit**2
+        return selected

@@ -27,7 +27,7 @@ from daskfactor.results.align import match, reference_from
 from daskfactor.results.finalize import close_run
 from daskfactor.results.run_writer import Sink, reserved, sink_of
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.trace import Law, Run, Trace
+from daskfactor.results.trace import Run, Symmetries, Trace
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
 from daskfactor.stein.particles import Particles, Posterior, factors_of, on_simplex, read
@@ -394,8 +394,8 @@ class ParticleRun:
 def _like(first: Pair, one: Particle) -> Particle:
     """Order the components of a particle like those of the first one, by angles of W."""
     count = one.W.shape[1]
-    law = Law(np.arange(count), False, count)
-    order = match(one.W, one.H, reference_from(*first), law, 0.0, by="w").permutation
+    symmetries = Symmetries(np.arange(count), False, count)
+    order = match(one.W, one.H, reference_from(*first), symmetries, 0.0, by="w").permutation
     return one._replace(W=one.W[:, order], H=one.H[order])
 
 

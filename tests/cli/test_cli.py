@@ -305,7 +305,7 @@ def test_errors_speak_of_options_as_the_shell_has_them(matrix, sampled):
         ("beta=1.5 is outside", "--beta 1.5 is outside"),
         ("nothing=True is an option of ours", "nothing=True is an option of ours"),
         ("pass it again: resume(path, V=...)", "again: daskfactor resume RUN --data FILE"),
-        ("or use daskfactor.resume to go on", "or use daskfactor resume to go on"),
+        ("or continue it with daskfactor.resume", "or continue it with daskfactor resume"),
         ("pass the path given as store=", "pass the path given as --store"),
         ('or pass as_blocks(V, dtype="float64")', "or pass --dtype float64"),
         ("use PSGLD() or BlockHMC() here", "use --sampler psgld or --sampler blockhmc here"),

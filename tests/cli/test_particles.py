@@ -22,8 +22,8 @@ def stores(tmp_path_factory):
 def test_info_tells_of_particles_and_their_weights(stores):
     text = plain(succeed("info", stores / "silf.zarr"))
     assert "6 of 6 particles done" in text
-    assert "4 particles carry weight, worth 2.8 of equal weight, the largest 50%" in text
-    assert "Stein discrepancy 0.5 (0.75 under equal weights)" in text
+    assert "4 particles with positive weight, effective number 2.8, the largest weight 50%" in text
+    assert "Stein discrepancy 0.5 (0.75 with equal weights)" in text
     assert "objective 4.463 to 5.65" in text
     assert "resolved threshold 9" in text
     assert "Ensemble(start=q_transform)" in text
@@ -51,7 +51,7 @@ def test_info_as_json_and_with_a_diagnosis(stores):
     assert (particles["done"], particles["planned"], particles["with_weight"]) == (6, 6, 4)
     assert (particles["threshold"], particles["discrepancy"]) == (9.0, 0.5)
     assert found["lights"]["predictions"]["status"] == "red"
-    assert "worth 2.8 of equal weight" in found["lights"]["predictions"]["reasons"]
+    assert "effective number of 2.8" in found["lights"]["predictions"]["reasons"]
     assert "one_particle" in found["convergence"]["functionals"]["mu_mean"]
     assert "widest of" in succeed("info", stores / "silf.zarr", "--diagnose")
 

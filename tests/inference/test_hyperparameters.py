@@ -11,7 +11,7 @@ import daskfactor as dfac
 from daskfactor.errors import DaskfactorWarning, DataWarning, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.parameters import Parameter
-from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
+from daskfactor.inference.sampling import NOT_STARTED, ChainsRun, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import FactorModel, Learnt
 from daskfactor.results.run_writer import Sink
@@ -181,7 +181,7 @@ def test_the_number_of_components_is_found(rank):
     sizes = (fixed["posterior"]["W"].sum("row") * fixed["posterior"]["H"].sum("column"))[0, -1]
     assert np.count_nonzero(sizes > 0.1 * sizes.mean()) > 10
     summary = dfac.summarize(tree)
-    assert f"Components that the data support: {np.median(found):g}" in summary.verdict
+    assert f"Number of components that the data support: {np.median(found):g}" in summary.verdict
     assert "effective_components" in summary["functional"]
 
 
@@ -201,7 +201,7 @@ def test_chains_have_one_dispersion():
     model, sampler = dfac.TweedieNMF(2, beta=0.0), dfac.PSGLD(**WARM)
     with dfac.as_blocks(V, 2) as data:
         setting = Setting(data, model, sampler.kernel(model, data), options, SerialExecutor())
-        run = Run(setting, Sink(run_spec(setting, False)), lambda event: None)
+        run = ChainsRun(setting, Sink(run_spec(setting, False)), lambda event: None)
         run.restore({}, NOT_STARTED)
         run.go()
         phi = {chain.hyper.dispersion for chain in run.chains}

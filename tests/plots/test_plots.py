@@ -186,7 +186,7 @@ def test_chains_are_pooled_by_their_mass():
     expected = weighted(weights.ravel(), W.reshape(-1, *W.shape[2:]))
     assert_allclose(factor_moments(Run(aligned), "W", None), expected)
     tree["sample_stats/weight"].values[0] = 0.0
-    bare, match = without(tree, "posterior_moments"), "no draw of chain 0 has any weight"
+    bare, match = without(tree, "posterior_moments"), "no draw of chain 0 has a positive weight"
     refused(OptionError, match, factor_moments, Run(bare), "W", 0)
 
 
@@ -327,7 +327,7 @@ def test_diversity_of_draws_is_of_distances_alone():
     figure = diversity_plot(fake_run(draws=4), of="both")
     assert len(figure.axes) == 2  # and its bar of colors
     assert figure.axes[0].get_xticklabels()[0].get_text().count(":") == 1
-    with pytest.warns(SamplingWarning, match="one in 2 is compared"):
+    with pytest.warns(SamplingWarning, match="one in 2 of the .* is compared"):
         large = diversity_plot(fake_run(chains=2, draws=150))
     assert not large.axes[0].get_xticklabels()
 

@@ -144,7 +144,7 @@ def test_labels_are_text_whatever_they_look_like():
     [
         (fake_run(keep="moments"), 'run again with keep="draws"'),
         (fake_run(chains=1), "of the draws"),
-        (particle_tree(), "particles carry weight"),
+        (particle_tree(), "particles have positive weight"),
     ],
     ids=["moments", "chain", "particles"],
 )

@@ -11,7 +11,7 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.results.align import _best_draw, match, reference_from
 from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Law, Run
+from daskfactor.results.trace import Run, Symmetries
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
 from tests.results.particle_tree import modes, particle_tree
@@ -267,7 +267,7 @@ def cosines(one, other):
 
 def test_the_order_is_the_best_of_all_and_by_w_that_of_the_papers_cost():
     rng, each, differ = np.random.default_rng(0), range(4), 0
-    law, of_both = Law(np.arange(4), False, 4, True), Law(np.arange(4), False, 4)
+    law, of_both = Symmetries(np.arange(4), False, 4, True), Symmetries(np.arange(4), False, 4)
     for _ in range(40):
         W, H, W0, H0 = (rng.gamma(0.5, size=s) + 1e-3 for s in ((9, 4), (4, 8)) * 2)
         reference, of_w = reference_from(W0, H0), cosines(W0.T, W.T)
@@ -288,7 +288,7 @@ def test_the_order_is_the_best_of_all_and_by_w_that_of_the_papers_cost():
 def test_lines_of_real_valued_columns_have_no_direction():
     rng, order = np.random.default_rng(1), [2, 0, 1]
     W0, H0 = rng.normal(size=(9, 3)), rng.normal(size=(3, 8))
-    given = reference_from(W0, H0), Law(np.arange(3), True, 3), 0.8, "w"
+    given = reference_from(W0, H0), Symmetries(np.arange(3), True, 3), 0.8, "w"
     found = match(-W0[:, order], -H0[order], *given)
     assert found.permutation.tolist() == [1, 2, 0]
     assert (found.factor < 0).all()

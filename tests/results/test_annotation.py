@@ -221,7 +221,7 @@ def test_results_of_every_kind():
     sd = np.sqrt(np.tensordot(mass, (each - mean) ** 2, 1))
     assert_allclose(adata.obsm["modes"], mean, rtol=1e-4, atol=1e-7)
     assert_allclose(adata.obsm["modes_sd"], sd, rtol=1e-3, atol=1e-7)
-    match = "24 rows for obs without names, and the AnnData has 20"
+    match = "24 rows for obs without names, but the AnnData has 20"
     refused(DataError, match, dfac.to_anndata, modes, adata[:20])
 
     gauss = dfac.sample(data, dfac.GaussianMF(2), dfac.Gibbs(), draws=3, **QUICK)
@@ -259,7 +259,7 @@ def test_factors_of_new_observations_are_written_on_their_side():
     assert "point_sd" not in adata.obsm
     match = r"that is not aligned, .* pass transform\(align\("
     refused(OptionError, match, dfac.to_anndata, new.assign_attrs(aligned=0), adata)
-    match = "holds no factors; pass what transform"
+    match = "has no factors; pass the result of transform"
     refused(OptionError, match, dfac.to_anndata, new.rename("mean"), adata)
 
 

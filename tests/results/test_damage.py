@@ -158,7 +158,7 @@ def test_stores_of_the_first_version_are_read_and_not_resumed(tmp_path):
     assert found.attrs.pop("format_version") == 1
     del expected.attrs["format_version"]
     xr.testing.assert_identical(found, expected)
-    with pytest.raises(StoreFormatError, match=r"begun by daskfactor 0\.1\.0.*can be read"):
+    with pytest.raises(StoreFormatError, match=r"written by daskfactor 0\.1\.0.*can be read"):
         dfac.resume(path, progressbar=False)
 
 

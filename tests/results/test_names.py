@@ -194,7 +194,7 @@ def test_everything_after_takes_the_run(mapped, V):
     assert dfac.predict(aligned)["mean"].dims == ("time", "lat", "lon")
     dfac.summarize(mapped, cells=2)
     assert {"lat", "lon", "time"} <= set(dfac.monitored(mapped).coords)
-    refused(OptionError, "pass the run as it was before", dfac.predict, dfac.unstack(mapped))
+    refused(OptionError, "pass the run before unstack", dfac.predict, dfac.unstack(mapped))
     refused(OptionError, "got ndarray", dfac.unstack, V.values)
 
 

@@ -251,7 +251,7 @@ def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed():
     with pytest.raises((TypeError, AttributeError, ValueError, KeyError), match="log"):
         az.loo(as_arviz(found.load()))
     assert_array_equal(found["held_out_log_likelihood"]["V"], density(seeing(V)))
-    match = r"has seen 1 of these 5 cells.* ask for them apart"
+    match = r"used 1 of these 5 cells.* pass them separately"
     refused(OptionError, match, density, tree, V, cells=(np.r_[ROWS, 1], np.r_[COLUMNS, 1]))
     match = "held_out=False, but the run has not seen"
     refused(OptionError, match, density, tree, values, held_out=False)

@@ -12,7 +12,7 @@ import daskfactor as dfac
 from daskfactor import component_variability, downstream, pairwise_distances, top_entries
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results import compare
-from daskfactor.results.components import components_of, told_quantity
+from daskfactor.results.components import components_of, format_quantity
 from daskfactor.results.trace import Run
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
@@ -257,7 +257,7 @@ def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatc
     xr.testing.assert_allclose(pairwise_distances(tree, "both"), whole)
     assert max(len(call.args[-1]) for call in counted.call_args_list) <= 4
     assert counted.call_count > 2
-    with pytest.warns(SamplingWarning, match="one in 3 is compared; pass most=40"):
+    with pytest.warns(SamplingWarning, match="one in 3 of the 40 draws is compared; pass most=40"):
         some = pairwise_distances(fake_run(), most=15)
     assert some.shape == (14, 14)
     assert_allclose(some, pairwise_distances(fake_run(), most=40).values[::3, ::3], atol=1e-6)
@@ -432,4 +432,4 @@ def test_what_a_quantity_is_called():
         ({"long_name": "radiance", "units": "W m-2"}, "radiance [W m-2]"),
         ({"standard_name": "air_pressure", "units": "1"}, "air pressure"),
     ):
-        assert told_quantity(attrs, "a_name") == expected
+        assert format_quantity(attrs, "a_name") == expected

@@ -236,7 +236,7 @@ def test_bad_options():
         ({"columns": ["film 77", "fulm 3"]}, "no 'fulm 3' among .* did you mean 'film 3'"),
         ({"exclude": "seen"}, "needs the data of the run, which it does not keep"),
         ({"exclude": np.ones((I, J))}, "exclude observes every cell"),
-        ({"exclude": sparse.csr_array(np.eye(3))}, "exclude is 3 x 3, and the run is 60 x 90"),
+        ({"exclude": sparse.csr_array(np.eye(3))}, "exclude has shape 3 x 3, but the run 60 x 90"),
         ({"rows": xr.DataArray(np.ones((2, K)), dims=("user", "component"))}, "are a point"),
     ):
         refused((OptionError, DataError), message, dfac.recommend, made(), **options)
@@ -261,5 +261,5 @@ def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():
         refused(DataError, "none of the columns of exclude", dfac.recommend, trace, exclude=other)
     table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
     table = dfac.as_blocks(table, table=True, unstored="missing")
-    match = r"none of the columns of exclude .* it has 'a', ..., the"
+    match = r"none of the columns of exclude .* exclude has 'a', ..., the"
     refused(DataError, match, dfac.recommend, made(), exclude=table)

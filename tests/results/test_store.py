@@ -337,7 +337,7 @@ def test_a_full_disk_says_what_is_safe(path, monkeypatch):
 def test_a_disk_that_is_full_before_anything_was_drawn_keeps_nothing(path, monkeypatch):
     store = create_store(path, make_spec(), state=({}, {"draws": 0}))
     monkeypatch.setattr(DurableStore, "set", full)
-    match = r"disk is full; nothing of this run is kept; .*begin again"
+    match = r"disk is full; nothing of this run is stored; .*begin again"
     with pytest.raises(StoreError, match=match), store:
         runs.put_moments(store, MOMENTS, 0, runs.moments(0), 9)
     match = r"disk is full.*nothing was changed.*begin again"
@@ -452,7 +452,7 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
     for name, match in {
         **dict.fromkeys(("folder", "file", "group.zarr", "set.zarr"), "not a run store"),
         "broken": "damaged",
-        "older": "format version is 0, and the first one is 1",
+        "older": "format version is 0, but versions start at 1",
         "matrix.zarr": r"a matrix that daskfactor.convert wrote.*as V to daskfactor.sample",
         "newer": "format version 99.*upgrade",
     }.items():

@@ -12,7 +12,7 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.results.diagnose import addressed_cells, convergence, factor_series, trend
 from daskfactor.results.ranks import band, uniformity
-from daskfactor.results.trace import Law
+from daskfactor.results.trace import Symmetries
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
 from tests.results import particle_tree as particles
@@ -47,7 +47,7 @@ def series_of(W, H, law, seed=5, count=3, dims=("row", "column")):
 def test_functionals_are_what_their_names_say_and_cells_are_addressed():
     rng = np.random.default_rng(0)
     W, H = rng.random((1, 4, 6, 7)), rng.random((1, 4, 7, 9))
-    series = series_of(W, H, Law(np.arange(7), False, 7), dims=("gene", "day"))
+    series = series_of(W, H, Symmetries(np.arange(7), False, 7), dims=("gene", "day"))
     found, mu = {one.name: one.values for one in series}, W @ H
     assert_allclose(found["mu_mean"], mu.mean(axis=(2, 3)))
     assert_allclose(found["mu_norm"], np.linalg.norm(mu, axis=(2, 3)))
@@ -67,7 +67,7 @@ def test_functionals_are_what_their_names_say_and_cells_are_addressed():
 def test_functionals_of_signed_factors_do_not_see_a_sign():
     rng = np.random.default_rng(1)
     W, H = rng.normal(size=(1, 4, 6, 3)), rng.normal(size=(1, 4, 3, 9))
-    law = Law(np.arange(2), True, 2)  # the third stands for a bias
+    law = Symmetries(np.arange(2), True, 2)  # the third stands for a bias
     turn = np.array([-1.0, 1.0, 1.0])
     before, after = series_of(W, H, law), series_of(W * turn, H * turn[:, None], law)
     for old, new in zip(before, after, strict=True):
@@ -80,7 +80,7 @@ def test_independent_draws_have_converged():
     found = dfac.summarize(run())
     assert statuses(found) == ["green", "green", "green"]
     assert not any(light.advice for light in found.lights.values())
-    assert "All 3 are in all 2 chains" in found.verdict
+    assert "All 3 components appear in all 2 chains" in found.verdict
     assert found.notes == []
     assert found["rhat"].max() < 1.02
     kinds = {"density", "product", "scale", "part", "component", "aligned"}
@@ -112,7 +112,7 @@ def test_a_run_that_still_rises_is_seen(chains):
 def test_chains_that_disagree_on_the_product_are_seen_and_few_draws_are_told_from_them():
     found = dfac.summarize(run(draws=300, move=np.array([[0.0], [0.5]]) * np.ones((2, 300))))
     assert found.predictions.status == "red"
-    assert "settled apart" in found.predictions.advice
+    assert "different modes" in found.predictions.advice
     assert found["rhat"].sel(functional="mu_mean") > 1.5
     found = dfac.summarize(run(draws=35))
     assert found.predictions.status == "amber"
@@ -155,7 +155,7 @@ def test_moments_give_the_density_alone_and_one_component_no_alignment():
     assert found["functional"].values.tolist() == ["lp"]
     assert found.predictions.status == "red"  # its chains disagree at a cell that is monitored
     assert found.components.status == "none"
-    assert "kept no draws" in found.components.reasons[0]
+    assert "stored no draws" in found.components.reasons[0]
     found = dfac.summarize(fake_run().isel(component=[0]))
     assert "aligned" not in found["kind"].values
     W, H = particle_factors()
@@ -167,7 +167,7 @@ def test_moments_give_the_density_alone_and_one_component_no_alignment():
 def test_very_few_draws_say_nothing():
     found = dfac.summarize(run(draws=3))
     assert statuses(found)[::2] == ["red", "red"]
-    assert "Nothing can be said of 3 draws" in found.verdict
+    assert "3 draws cannot be judged" in found.verdict
     assert np.isnan(found["rhat"]).all()
     assert "nan" in str(found)
     refused(OptionError, "no draws yet", dfac.summarize, run().isel(draw=slice(0)))
@@ -249,7 +249,7 @@ def test_one_mode_is_told_from_several():
     assert one.attrs["alike"] == pytest.approx(1.0)
     assert "One mode" in one.verdict
     assert [one.predictions.status, one.components.status] == ["amber", "green"]
-    assert "12 particles carry weight, worth 12.0 of equal weight:" in one.verdict
+    assert "12 particles have positive weight, with an effective number of 12.0:" in one.verdict
     sizes = one["mean"].where(one["kind"] == "aligned", drop=True)
     assert sizes.sizes["functional"] == 3
     assert_allclose(one["share"].sel(functional="aligned[1]"), 1.0)
@@ -286,18 +286,21 @@ def test_a_particle_that_carries_everything_is_named():
     assert "Particle 4 carries 100%" in alone.verdict
     assert (alone["sd"] == 0).all()
     assert alone.components.status == "none"
-    assert "4 particles carry weight, worth 2.8" in dfac.summarize(particle_tree()).verdict
+    assert (
+        "4 particles have positive weight, with an effective number of 2.8"
+        in dfac.summarize(particle_tree()).verdict
+    )
 
 
 def test_the_print_tells_it_all():
     text, table = str(dfac.summarize(particle_tree())), dfac.summarize(particle_tree(silf=False))
     lines = text.split("\n")
-    assert lines[0] == "6 particles, 4 with weight, worth 2.8 of equal weight"
-    assert lines[1] == "Stein discrepancy 0.5, under equal weights 0.75"
+    assert lines[0] == "6 particles, 4 with positive weight, effective number 2.8"
+    assert lines[1] == "Stein discrepancy 0.5, with equal weights 0.75"
     assert lines[2].startswith("objective 4.463 to 5.65, threshold 9")
     titles = ("log density, objective", "W H", "size of W", "components, aligned")
     assert all(any(line.startswith(title) for line in lines) for title in titles)
-    assert "predictions  RED    4 particles carry weight, worth 2.8" in text
+    assert "predictions  RED    4 particles have positive weight" in text
     assert "R-hat" not in text
     assert "objective" not in str(table).split("\n")[2]
     assert "mean" in table.to_dataframe()

@@ -118,7 +118,7 @@ def test_a_run_of_moments_and_particles_note_theirs(tmp_path):
 
 
 def test_draws_that_are_too_many_are_left_to_who_asks(tmp_path, monkeypatch):
-    monkeypatch.setattr(finalize, "MOST_JUDGED", 10)
+    monkeypatch.setattr(finalize, "MAX_SUMMARIZED_BYTES", 10)
     path = tmp_path / "run.zarr"
     dfac.sample(V, dfac.TweedieNMF(2), draws=8, tune=4, store=path, **QUIET)
     assert cached_at(path)[1].summary is None

@@ -341,7 +341,7 @@ VERBS = {
     "transform": every(is_new, "draws", "particles", "point") | NEITHER,
     "stein_discrepancy": every(STEIN, *ALL),
     "view": every(SINGLE, *MATRIX) | VIEWS,
-    "open_run": every("open_run takes the path of a run store", *ALL)
+    "open_run": every("open_run needs the path of a run store", *ALL)
     | every(is_any, *STORES, "CP, a store"),
     "resume": every("must be the path of a store", *ALL)
     | every(is_any, *STORES)

@@ -28,9 +28,15 @@ from daskfactor.results.diagnose import (
 )
 from daskfactor.results.finalize import measured
 from daskfactor.results.series import balanced_density
-from daskfactor.results.summary import told_trend
+from daskfactor.results.summary import describe_trend
 from daskfactor.results.summary_cache import cached_at
-from daskfactor.results.verdict import Component, Facts, of_components, of_density, of_moments
+from daskfactor.results.verdict import (
+    Component,
+    Facts,
+    components_light,
+    density_light,
+    moments_light,
+)
 from tests.fake_run import drawn_tree
 from tests.results.test_summary import run, statuses
 from tests.tiers import FULL
@@ -41,10 +47,10 @@ FOUR = Facts(chains=4, draws=500, tune=500)
 
 def predictions(rhat, ess, facts=FOUR, rising=False, within=2.0, count=40):
     rhat, ess = (np.broadcast_to(np.asarray(one, float), count) for one in (rhat, ess))
-    return verdict.of_predictions(rhat, ess, facts, rising=rising, within=lambda: within)
+    return verdict.predictions_light(rhat, ess, facts, rising=rising, within=lambda: within)
 
 
-def test_predictions_go_by_error_and_rhat_and_the_density_by_its_level():
+def test_predictions_depend_on_error_and_rhat_and_the_density_on_its_rhat():
     others = np.full(39, 1.001)  # one number of many is above by chance, unless it is far above
     for rhat, ess, status in (
         *((1.01, 100, "green"), (1.01, 99, "amber"), (1.02, 4000, "amber")),
@@ -56,16 +62,19 @@ def test_predictions_go_by_error_and_rhat_and_the_density_by_its_level():
         *((1.05, None, "green"), (1.051, None, "amber"), (1.11, None, "red")),
         *((1.0, "it rose", "red"), (math.nan, None, "red")),
     ):
-        assert of_density(rhat, moving, FOUR, within=lambda: 2.0).status == status, (rhat, moving)
+        assert density_light(rhat, moving, FOUR, within=lambda: 2.0).status == status, (
+            rhat,
+            moving,
+        )
 
 
 def test_moments_of_chains_are_judged_by_their_differences():
     noise, var = np.random.default_rng(0).normal(size=(2, 4, 200)), np.ones((4, 200))
     means, counts = (noise[0] * 0.1, noise[1] * 1.5), np.full(4, 500)
-    near, far = (of_moments(own, var, counts, FOUR) for own in means)
+    near, far = (moments_light(own, var, counts, FOUR) for own in means)
     assert (near.status, far.status) == ("green", "red")
     assert near.numbers["error"] == pytest.approx(0.05, rel=0.1)  # .1 / sqrt(4)
-    alone = of_moments(var[:1], var[:1], np.full(1, 500), ONE)
+    alone = moments_light(var[:1], var[:1], np.full(1, 500), ONE)
     assert (alone.status, "four chains" in alone.advice) == ("none", True)
 
 
@@ -79,8 +88,10 @@ def test_observations_go_by_the_distance_of_chains_in_sds_of_an_observation():
         (100.0, 0.0, True, "amber"),
     ):
         given = apart, np.full(30, error), np.full(30, sd), FOUR
-        assert verdict.of_observations(*given, rising=rising).status == status, (sd, error)
-    alone = verdict.of_observations(apart[:2], np.zeros(30), np.full(30, 100.0), ONE, rising=False)
+        assert verdict.observations_light(*given, rising=rising).status == status, (sd, error)
+    alone = verdict.observations_light(
+        apart[:2], np.zeros(30), np.full(30, 100.0), ONE, rising=False
+    )
     assert (alone.status, alone.alone, "chains=4" in alone.advice) == ("amber", True, True)
 
 
@@ -135,11 +146,11 @@ def test_autocorrelation_alone_sets_no_chains_apart(rho):
     assert pooled["beyond"] - 1 < 0.5 * (pooled["usual"] - 1)
     assert pooled["surely"] < 1.01
     apart = autoregressive(4, 125, rho) + np.array([[0.0], [0.0], [0.0], [2.0]])
-    assert rhat_beyond_autocorrelation(apart, 2.0) > verdict.PLAIN_RHAT
+    assert rhat_beyond_autocorrelation(apart, 2.0) > verdict.LARGE_RHAT
 
 
 EMPTY = np.array([])
-SLOW, BY_HAND = ONE._replace(asked_for=True), ONE._replace(by_hand=True)
+SLOW, BY_HAND = ONE._replace(fixed_sampler=True), ONE._replace(fixed_step=True)
 
 
 def test_the_one_thing_to_do_fits_the_trouble():
@@ -157,9 +168,9 @@ def test_the_one_thing_to_do_fits_the_trouble():
         (predictions(EMPTY, EMPTY, ONE, count=0), 'step="auto"'),
         (predictions(EMPTY, EMPTY, ONE._replace(draws=3), count=0), "Draw about"),
         # Chains at levels of their own have settled apart.
-        (of_density(1.5, None, FOUR, within=lambda: 1.0), "starts=8"),
-        (of_density(1.5, None, FOUR, within=lambda: 1.5), "Tune longer"),
-        (of_density(1.5, "it fell", BY_HAND, within=lambda: 1.5), 'step="auto"'),
+        (density_light(1.5, None, FOUR, within=lambda: 1.0), "starts=8"),
+        (density_light(1.5, None, FOUR, within=lambda: 1.5), "Tune longer"),
+        (density_light(1.5, "it fell", BY_HAND, within=lambda: 1.5), 'step="auto"'),
     ):
         assert advice in light.advice
 
@@ -179,7 +190,7 @@ def test_components_are_judged_by_the_chains_that_have_them():
     rough, alike = Component("e", 1.0, 4, 0.99, 0.5), lost._replace(agreement=0.99)
 
     def found(*components, sound=True):
-        return of_components(components, FOUR, sound=sound)
+        return components_light(components, FOUR, sound=sound)
 
     for pair, status in (
         *(((good, good), "green"), ((good, lost), "red"), ((good, alike), "red")),
@@ -188,16 +199,16 @@ def test_components_are_judged_by_the_chains_that_have_them():
         assert found(*pair).status == status
     for pair, at, words in (
         ((good, lost), 0, "Component b of 2 is not the same in all 4 chains"),
-        ((good, lost), 0, "chains found different ones"),
-        ((good, vague), 0, "Component d differs between all 4 chains"),
-        ((vague, vague), 0, "Components d, d differ between all 4 chains"),
+        ((good, lost), 0, "the chains disagree"),
+        ((good, vague), 0, "Component d varies noticeably across all 4 chains"),
+        ((vague, vague), 0, "Components d, d vary noticeably across all 4 chains"),
         ((rough,), -1, "Its size has a Monte Carlo"),
         ((rough, good), -1, "Their sizes have a Monte Carlo"),
-        ((good, weak), 0, "do not tell them"),
-        ((rough,), 1, "sizes and intervals are rough"),
+        ((good, weak), 0, "do not separate them"),
+        ((rough,), 1, "sizes and intervals are imprecise"),
     ):
         assert words in found(*pair).reasons[at]
-    assert "Component a may be read." in found(good, lost).reasons
+    assert "Component a can be interpreted." in found(good, lost).reasons
     assert "fewer components" in found(good, weak).advice
     assert "predictions first" in found(good, weak, sound=False).advice
 
@@ -223,7 +234,7 @@ def test_components_that_can_be_turned_are_not_judged():
     tree.attrs["model"] = json.dumps({"type": "GaussianMF", "n_components": 3, "biases": False})
     found = dfac.summarize(tree)
     assert found.components.status == "none"
-    assert "can be turned into each other" in found.verdict
+    assert "a rotation leaves WH unchanged" in found.verdict
     assert not {"aligned", "component"} & set(found["kind"].values)
     assert statuses(found)[::2] == ["green", "green"]
     names = found["functional"].values
@@ -257,7 +268,7 @@ def test_a_log_density_that_only_sizes_move_is_settled():
     lp += (2 * np.sqrt(w * h) - w - h).sum(axis=-1)
     tree["sample_stats/lp"].values[:] = lp
     assert trend(lp) is not None
-    assert told_trend(tree) is None
+    assert describe_trend(tree) is None
     found = dfac.summarize(tree)
     assert float(found["rhat"].sel(functional="lp")) > 1.2
     assert float(found["rhat"].sel(functional="lp_balanced")) < 1.02
@@ -278,7 +289,7 @@ EXTREME = st.sampled_from([math.inf, math.nan, 1.0, 1e-300, 1e200, 1e308])
 NUMBERS = st.one_of(st.floats(0.0, 2.0), EXTREME)
 LENGTHS, FLAG = st.integers(1, 10**6), st.booleans()
 LONG = {"draws": LENGTHS, "tune": LENGTHS.map(lambda n: n - 1)}
-FLAGS = dict.fromkeys(("by_hand", "asked_for", "explained"), FLAG)
+FLAGS = dict.fromkeys(("fixed_step", "fixed_sampler", "explained"), FLAG)
 RUNS = st.builds(Facts, st.integers(1, 4), **LONG, **FLAGS, diverging=st.sampled_from([0.0, 1.0]))
 
 
@@ -296,17 +307,17 @@ def check_light(light):
 @given(RUNS, st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4), NUMBERS, FLAG)
 def test_every_light_has_finite_advice(facts, pairs, number, flag):
     rhat, ess = np.array(pairs).reshape(-1, 2).T
-    check_light(verdict.of_predictions(rhat, ess, facts, rising=flag, within=lambda: number))
-    check_light(of_density(number, "it rose" if flag else None, facts, within=lambda: number))
+    check_light(verdict.predictions_light(rhat, ess, facts, rising=flag, within=lambda: number))
+    check_light(density_light(number, "it rose" if flag else None, facts, within=lambda: number))
     error, names = verdict.error_of(ess[~np.isnan(ess)]), [str(n) for n in range(len(rhat))]
-    loose = verdict.unsettled("sizes", names, rhat, error, drawn=flag)
+    loose = verdict.check_convergence("sizes", names, rhat, error, drawn=flag)
     alone = [Component("a", 1.0, 1, 1.0)]
     found = [Component("a", x, facts.chains, r, verdict.error_of(np.array([r]))) for x, r in pairs]
-    light = of_components(found or alone, facts, sound=flag)
+    light = components_light(found or alone, facts, sound=flag)
     check_light(light)
-    check_light(verdict.with_unsettled(light, [loose] if loose else [], facts, sound=flag))
+    check_light(verdict.with_unconverged(light, [loose] if loose else [], facts, sound=flag))
     values = np.resize(np.append(rhat, number), (facts.chains, 3))
-    check_light(of_moments(values, values[:, ::-1], np.full(facts.chains, facts.draws), facts))
+    check_light(moments_light(values, values[:, ::-1], np.full(facts.chains, facts.draws), facts))
 
 
 @settings(
@@ -364,7 +375,7 @@ def test_the_default_run_of_sound_data_is_green():
 def test_one_chain_is_green_only_where_the_fit_rules_out_another_end(explained):
     alone = ONE._replace(explained=explained)
     found = [Component(str(k), 1.0, 1, 0.99, 0.1) for k in range(3)]
-    for light in (predictions(1.0, 400, alone), of_components(found, alone, sound=True)):
+    for light in (predictions(1.0, 400, alone), components_light(found, alone, sound=True)):
         assert light.status == ("green" if explained else "amber")
         assert ("chains=4" in light.advice) == (not explained)
         assert any("One chain" in reason for reason in light.reasons) == (not explained)
@@ -385,7 +396,7 @@ def test_a_fit_rules_it_out_that_leaves_poisson_noise_of_counts():
 QUIET = {"progressbar": False, "executor": "serial", "random_seed": 3, "draws": 40, "tune": 40}
 SINGLE = dfac.TweedieNMF(1, dispersion=1.0)
 RATES = dfac.TweedieNMF(3, rate_w="component")
-LOOSE = "Not settled, so that means and intervals are rough"
+LOOSE = "Not converged, so that means and intervals are imprecise"
 
 
 def counts(shape=(20, 15)):
@@ -549,12 +560,12 @@ def test_the_density_is_drawn_as_it_is_judged():
 def test_a_scale_that_does_not_mix_is_seen():
     still, moving = dfac.summarize(drifting(0.0)), dfac.summarize(drifting())
     assert statuses(still) == ["green", "green", "green"]
-    assert float(moving["rhat"].sel(functional="w_sum")) > verdict.PLAIN_RHAT
+    assert float(moving["rhat"].sel(functional="w_sum")) > verdict.LARGE_RHAT
     assert statuses(moving) == ["green", "amber", "green"]
     assert LOOSE in moving.components.reasons[-1]
     assert "sizes of W and of H (" in moving.components.reasons[-1]
     assert "through align()" in moving.components.advice
-    assert "may be read" not in moving.components.advice
+    assert "can be interpreted" not in moving.components.advice
 
 
 @pytest.mark.parametrize("dims", [(), ("component",), ("row",)])
@@ -591,4 +602,4 @@ def test_no_red_number_stands_beside_green_lights(seed):
     for found in map(dfac.summarize, (tree, dfac.align(tree))):
         table = str(found).split("\n\n")[1]
         worst = max(float(line[23:30]) for line in table.split("\n")[1:])
-        assert worst <= verdict.PLAIN_RHAT or set(statuses(found)) != {"green"}
+        assert worst <= verdict.LARGE_RHAT or set(statuses(found)) != {"green"}

@@ -242,7 +242,7 @@ def test_a_chain_without_weight_has_no_expectation(chains):
     tree, _ = chains
     tree["sample_stats/weight"].values[0] = 0.0
     assert np.isfinite(dfac.expectation(tree, lambda W, H: H)).all()
-    match = "no draw of chain 0 has any weight"
+    match = "no draw of chain 0 has (a positive|any) weight"
     refused(OptionError, match, dfac.expectation, tree, lambda W, H: H, 0)
     aligned = dfac.align(tree)
     assert aligned["posterior_moments/count"].values.tolist() == [0, 9]
