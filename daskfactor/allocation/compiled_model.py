@@ -19,7 +19,7 @@ from daskfactor.allocation.counts import Counts, as_counts, distinct, stacked
 from daskfactor.allocation.model import AllocationModel
 from daskfactor.data.files import ANYTHING
 from daskfactor.data.known import free_name
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.progress import RunEvent, ignore
@@ -409,7 +409,7 @@ class AllocationMethod(EvidenceMethod):
 
     suits = ("counts",)
 
-    def read(self, V: Any, model: Any, options: Wanted = ANYTHING) -> tuple[Any, str]:
+    def read(self, V: Any, model: Any, options: ReadOptions = ANYTHING) -> tuple[Any, str]:
         """Read counts."""
         counts = as_counts(V, model, options)
         return counts, f"{counts.total} tokens in {len(counts.values)} cells"

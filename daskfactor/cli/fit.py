@@ -54,9 +54,9 @@ class Law:
         for name, file in sides.items():
             if file is not None:
                 from daskfactor.data.files import read_matrix
-                from daskfactor.data.tables import Wanted
+                from daskfactor.data.tables import ReadOptions
 
-                given[name] = read_matrix(file, Wanted(table=False))
+                given[name] = read_matrix(file, ReadOptions(table=False))
         kinds = {"gaussian": dfac.GaussianMF, "negative-binomial": dfac.NegativeBinomialNMF}
         return kinds.get(self.model, dfac.TweedieNMF)(components, **given)
 

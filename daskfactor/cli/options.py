@@ -209,9 +209,9 @@ def _cellwise(text: str) -> Any:
     if isinstance(number, float):
         return number
     from daskfactor.data.files import read_matrix
-    from daskfactor.data.tables import Wanted
+    from daskfactor.data.tables import ReadOptions
 
-    return read_matrix(text, Wanted(table=False))
+    return read_matrix(text, ReadOptions(table=False))
 
 
 RUNNING_PANEL: Final = "How it runs"

@@ -1,8 +1,8 @@
-"""What is known of a matrix: origin and labels before it is read, then counts, moments, extremes.
+"""Labels and statistics of a matrix.
 
-Labels are the user's own names of rows and columns, kept for the results. Dense blocks are
-scanned in fixed tiles of rows that are copied first, so that sums and checksums do not depend
-on how the block lies in memory or where it came from.
+Labels are the caller's names of rows and columns; results keep them. Dense blocks are scanned in
+fixed tiles of rows that are copied first, so that sums and checksums do not depend on the memory
+layout of a block or on its source.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from daskfactor.machine import available_memory
 
 DEFAULT_DIMS = ("row", "column")
 NUMERIC = "biuf"
-"""Kinds of NumPy types that are real numbers."""
+"""Kinds of NumPy dtypes that hold real numbers."""
 
 _ADVICE = {
     "c": "take their modulus (numpy.abs) or their real part (numpy.real)",
@@ -38,7 +38,7 @@ TILE_ENTRIES = 65_536
 TILE_COUNTS = 2**21
 NAMED = 5
 EACH, LARGE = 32, 2**28
-"""Bytes that a row or column takes at least; so many are not worth a look at what is free."""
+"""Minimum bytes per row or column, and the total below which free memory is not checked."""
 _RESULTS = (
     "W H chain draw component component_name W_mean W_var H_mean H_var count V weights "
     "row_feature column_feature row_index column_index mean sd lower upper rank position mu "
@@ -46,32 +46,33 @@ _RESULTS = (
     "effective_components objective iteration"
 )
 RESERVED = frozenset(_RESULTS.split())
-"""Names of variables and dimensions of results, which no dimension of the data can have."""
+"""Names that results use themselves, so that no dimension or coordinate may have them."""
 LONGEST_NAME = 200
-"""Bytes of a name that a file system surely takes."""
-TOLD = ("long_name", "standard_name", "units")
-"""Attributes of arrays and coordinates that travel with them, as the CF conventions call them."""
+"""Longest name in bytes that every file system accepts."""
+CF_ATTRS = ("long_name", "standard_name", "units")
+"""Attributes of arrays and coordinates that results keep, by their CF names."""
 
 Locate = Callable[[int], tuple[int, int]]
-"""From the position of an entry among some values to its row and column in the matrix."""
+"""Function from the position of an entry among some values to its row and column."""
 
 
 class Stack(NamedTuple):
-    """Dimensions that lie behind one another along one: all labels of each, by its name.
+    """Labels of the dimensions that are stacked into one, by the name of each dimension.
 
-    ``maps`` says that the caller had them apart, so that results unfold them.
+    ``maps`` is True if the caller's array had them as separate dimensions, so that results unstack
+    them.
     """
 
     levels: Mapping[str, NDArray[Any]]
     maps: bool
 
     def renamed(self, names: Mapping[str, str]) -> "Stack":
-        """The same under other names, where there are any."""
+        """Return a copy in which some levels have other names."""
         levels = {names.get(name, name): labels for name, labels in self.levels.items()}
         return self._replace(levels=levels)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can have it."""
+        """Return the stack as a JSON-compatible dict."""
         levels = {
             name: {
                 "dtype": labels.dtype.str,
@@ -83,7 +84,7 @@ class Stack(NamedTuple):
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Stack":
-        """From what `to_dict` made."""
+        """Return the stack that `to_dict` wrote."""
         levels = stored["levels"].items()
         labels = {n: np.array(of["labels"]).astype(of["dtype"]) for n, of in levels}
         return cls(labels, stored["maps"])
@@ -93,9 +94,9 @@ class Stack(NamedTuple):
 class Labels:
     """Dimension names, one-dimensional coordinates and the name of a data matrix.
 
-    The coordinates are indexed by coordinate name; the one that is called like
-    its dimension, if there is one, is the index that messages quote. ``attrs`` holds units and
-    long names (see `TOLD`) of coordinates, and ``about`` those of the values.
+    Coordinates are indexed by their names; one with the name of its dimension is the index that
+    messages quote. ``attrs`` holds units and long names (see `CF_ATTRS`) of the coordinates,
+    ``about`` those of the values.
     """
 
     row_dim: str = DEFAULT_DIMS[0]
@@ -108,47 +109,47 @@ class Labels:
     stacks: Mapping[str, Stack] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse names that results cannot have, and tell apart what rows and columns call alike.
+        """Refuse reserved names, and rename what rows and columns have in common.
 
-        The latter get an underscore at the end.
+        The later of two equal names gets an underscore at its end.
         """
         self._refuse_unusable()
-        taken = {self.row_dim}
-        col_dim = free_name(self.col_dim, taken)
-        taken.add(col_dim)
-        found, moved = [], {} if col_dim == self.col_dim else {self.col_dim: col_dim}
+        used_names = {self.row_dim}
+        col_dim = free_name(self.col_dim, used_names)
+        used_names.add(col_dim)
+        renames, moved = [], {} if col_dim == self.col_dim else {self.col_dim: col_dim}
         stacks = dict(self.stacks)
         sides = (
             (self.row_dim, self.row_dim, self.row_coords),
             (self.col_dim, col_dim, self.col_coords),
         )
-        for given, dim, coords in sides:
+        for dim, new_dim, coords in sides:
             names: dict[str, str] = {}
             for key in coords:
-                others = {*taken, *names.values(), *coords} - ({key} - taken)
-                names[key] = dim if key == given else free_name(key, others)
-            taken.update(names.values())
-            if (stack := stacks.pop(given, None)) is not None:
-                stacks[dim] = stack.renamed(names)
+                others = {*used_names, *names.values(), *coords} - ({key} - used_names)
+                names[key] = new_dim if key == dim else free_name(key, others)
+            used_names.update(names.values())
+            if (stack := stacks.pop(dim, None)) is not None:
+                stacks[new_dim] = stack.renamed(names)
             moved |= {key: name for key, name in names.items() if key != name}
-            found.append((names, coords))
+            renames.append((names, coords))
         if not moved:
             return  # values need not be read
         attrs = dict(self.attrs) | {new: self.attrs.get(old, {}) for old, new in moved.items()}
-        renamed = ({names[key]: own for key, own in side.items()} for names, side in found)
-        told_apart = col_dim, *renamed, attrs, stacks
+        renamed = ({names[key]: values for key, values in side.items()} for names, side in renames)
+        changes = col_dim, *renamed, attrs, stacks
         fields = "col_dim", "row_coords", "col_coords", "attrs", "stacks"
-        for name, value in zip(fields, told_apart, strict=True):
+        for name, value in zip(fields, changes, strict=True):
             object.__setattr__(self, name, value)
-        shown = ", ".join(f"{key!r} of one is {name!r}" for key, name in moved.items())
+        listing = ", ".join(f"{key!r} of one is {name!r}" for key, name in moved.items())
         warn(
-            f"rows and columns have dimensions or coordinates of one name: in the results {shown}; "
-            "rename them to have names of your own, for example with DataArray.rename",
+            f"rows and columns have dimensions or coordinates of one name: in the results "
+            f"{listing}; rename them to have names of your own, for example with DataArray.rename",
             DataWarning,
         )
 
     def _refuse_unusable(self) -> None:
-        """Refuse dimensions that results cannot have, and leave such coordinates out."""
+        """Refuse dimensions with unusable names, and drop such coordinates with a warning."""
         levels = (name for stack in self.stacks.values() for name in stack.levels)
         dims = [self.row_dim, self.col_dim, *levels]
         for name in dims:
@@ -161,8 +162,8 @@ class Labels:
         for side in ("row_coords", "col_coords"):
             coords = getattr(self, side)
             if unusable := [name for name in coords if not is_usable(name)]:
-                kept = {name: own for name, own in coords.items() if name not in unusable}
-                object.__setattr__(self, side, kept)
+                usable = {name: values for name, values in coords.items() if name not in unusable}
+                object.__setattr__(self, side, usable)
                 warn(
                     f"the coordinate {unusable[0]!r} is left out, since results have another use "
                     "for its name or no store takes it; rename it to keep it, for example with "
@@ -172,7 +173,7 @@ class Labels:
 
     @property
     def coords(self) -> dict[str, tuple[str, NDArray[Any], Mapping[str, str]]]:
-        """All coordinates as xarray takes them: dimension, values and attributes, by name."""
+        """Return all coordinates as xarray takes them: (dimension, values, attributes) by name."""
         sides = (self.row_dim, self.row_coords), (self.col_dim, self.col_coords)
         return {
             name: (dim, values, self.attrs.get(name, {}))
@@ -182,13 +183,13 @@ class Labels:
 
     @property
     def stacked(self) -> dict[str, str]:
-        """What results say of dimensions that are stacked, if any are."""
-        found = {dim: stack.to_dict() for dim, stack in self.stacks.items()}
-        return {"stacks": json.dumps(found)} if found else {}
+        """Return the attribute in which results keep stacked dimensions; empty without any."""
+        stacks = {dim: stack.to_dict() for dim, stack in self.stacks.items()}
+        return {"stacks": json.dumps(stacks)} if stacks else {}
 
     @property
     def folded(self) -> dict[str, list[str]]:
-        """Dimensions of the caller's array that are rows, and columns, if any are stacked here."""
+        """Return the dimensions of the caller's array by side, empty unless some are stacked."""
         if not any(stack.maps for stack in self.stacks.values()):
             return {}
         levels = {dim: list(stack.levels) for dim, stack in self.stacks.items() if stack.maps}
@@ -197,14 +198,15 @@ class Labels:
 
     @property
     def index(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-        """The labels of rows and of columns; None where there are none."""
+        """Return the labels of rows and of columns; None for a side without labels."""
         return self.row_coords.get(self.row_dim), self.col_coords.get(self.col_dim)
 
     @property
     def keys(self) -> tuple[Any, Any]:
-        """Labels by which rows, and columns, are matched; where stacked, those of each dimension.
+        """Return the labels by which rows and columns are matched.
 
-        None where there are none; see `daskfactor.checks.match_labels`.
+        A side has None without labels, and the labels of each dimension if it is stacked; see
+        `daskfactor.checks.match_labels`.
         """
         sides = (self.row_dim, self.row_coords), (self.col_dim, self.col_coords)
         rows, cols = (
@@ -216,44 +218,43 @@ class Labels:
         return rows, cols
 
     def row(self, index: int) -> str:
-        """How a message calls one row: its number and its label."""
+        """Return the number and the label of a row, for messages."""
         return f"row {index}{self._label(self.row_dim, self.row_coords, index)}"
 
     def column(self, index: int) -> str:
-        """How a message calls one column: its number and its label."""
+        """Return the number and the label of a column, for messages."""
         return f"column {index}{self._label(self.col_dim, self.col_coords, index)}"
 
     def _label(self, dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
         if dim in self.stacks:
-            shown = (f"{name} {coords[name][index]!s}" for name in self.stacks[dim].levels)
-            return f" ({', '.join(shown)})"
+            texts = (f"{name} {coords[name][index]!s}" for name in self.stacks[dim].levels)
+            return f" ({', '.join(texts)})"
         return f" ({coords[dim][index]!s})" if dim in coords else ""
 
     def cell(self, row: int, col: int) -> str:
-        """How a message calls one cell."""
+        """Return the row and the column of a cell, for messages."""
         return f"{self.row(row)}, {self.column(col)}"
 
 
 CODES: Final = frozenset({-9.0, -99.0, -999.0, -9999.0, -99999.0, -32768.0})
-"""What tables write for missing cells where values are never negative."""
+"""Values that tables often use for missing cells where real values are not negative."""
 
 
-def told(attrs: Mapping[Any, Any]) -> dict[str, str]:
-    """What attributes say of names and units, as text."""
-    return {name: str(attrs[name]) for name in TOLD if attrs.get(name) not in (None, "")}
+def cf_attrs(attrs: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the long name, standard name and units among some attributes, as text."""
+    return {name: str(attrs[name]) for name in CF_ATTRS if attrs.get(name) not in (None, "")}
 
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """Where a matrix came from.
+    """Origin of a matrix.
 
-    ``kind`` is ``"numpy"``, ``"dask"``, ``"zarr"``, ``"xarray"``, ``"pandas"``,
-    ``"scipy"``, ``"sparse"``, ``"anndata"`` or ``"blocks"`` (a blocked sparse store);
-    ``location`` is a path or URL that ``as_blocks`` accepts again, or None;
-    ``lazy`` tells that the input itself was not in memory; ``rule`` how it becomes weights of
-    cells, if it does (see `daskfactor.data.loading.weighed`); ``layer`` and ``mask_var``, of an
-    AnnData, which matrix of it and which of its variables; ``table``, of a table with a line for
-    each entry, its columns as `daskfactor.data.tables.Wanted` has them.
+    ``kind`` is ``"numpy"``, ``"dask"``, ``"zarr"``, ``"xarray"``, ``"pandas"``, ``"scipy"``,
+    ``"sparse"``, ``"anndata"`` or ``"blocks"`` (a blocked sparse store). ``location`` is a path or
+    URL that ``as_blocks`` accepts again, or None. ``lazy`` is True if the input was not in memory.
+    ``rule`` is how values become weights of cells, if they do (see
+    `daskfactor.data.loading.as_weights`). ``layer`` and ``mask_var`` are those of an AnnData.
+    ``table`` holds the columns of a long table, as `daskfactor.data.tables.ReadOptions` has them.
     """
 
     kind: str
@@ -265,20 +266,19 @@ class SourceInfo:
     table: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What results tell of it: kind and place, and which part or columns of it, if not all."""
+        """Return kind and location, and the layer, mask or columns if they were chosen."""
         part = {"layer": self.layer, "mask_var": self.mask_var, "table": self.table}
-        told = {name: value for name, value in part.items() if value is not None}
-        where = None if self.location is None else str(self.location)
-        return {"kind": self.kind, "location": where, **told}
+        selection = {name: value for name, value in part.items() if value is not None}
+        location = None if self.location is None else str(self.location)
+        return {"kind": self.kind, "location": location, **selection}
 
 
 class Layout(NamedTuple):
-    """What is particular to sparse blocks.
+    """Order of rows and columns, and the meaning of entries that sparse blocks do not store.
 
-    ``unstored`` is ``"zero"`` or ``"missing"``, and None of dense blocks, or one of these by
-    block, where blocks differ; ``row_order`` (I,) and
-    ``col_order`` (J,) hold the caller's row and column at each position of the grid, None if
-    they were not permuted.
+    ``unstored`` is ``"zero"`` or ``"missing"``, None for dense blocks, or a dict by block where
+    blocks differ; ``row_order`` (I,) and ``col_order`` (J,) hold the caller's row and column at
+    each position of the grid, None if they were not permuted.
     """
 
     unstored: str | Mapping[Block, str | None] | None = None
@@ -286,7 +286,7 @@ class Layout(NamedTuple):
     col_order: NDArray[np.int64] | None = None
 
     def callers(self, row: Any, col: Any) -> tuple[Any, Any]:
-        """A cell, or many, as the caller numbers them."""
+        """Return the caller's row and column numbers of cells of the grid."""
         return (
             row if self.row_order is None else self.row_order[row],
             col if self.col_order is None else self.col_order[col],
@@ -297,7 +297,7 @@ DENSE = Layout()
 
 
 def usable_dims(row: object, col: object) -> tuple[str, str]:
-    """Name two dimensions whose source may have no names for them, unusable or equal ones."""
+    """Return names for two dimensions; default names replace missing, unusable or equal ones."""
     row_dim, col_dim = (
         default if name is None or not is_usable(str(name)) else str(name)
         for name, default in zip((row, col), DEFAULT_DIMS, strict=True)
@@ -306,26 +306,26 @@ def usable_dims(row: object, col: object) -> tuple[str, str]:
 
 
 def is_usable(name: str) -> bool:
-    """Tell whether results can have a dimension or coordinate of this name.
+    """Return whether results can have a dimension or coordinate of this name.
 
-    A path of a store takes no slash, no dots alone and no name that is empty, long or zarr's own.
+    Zarr refuses names that are empty, too long, made of dots, its own, or contain a slash.
     """
     path = bool(name.strip(".")) and name != "zarr.json" and len(name.encode()) <= LONGEST_NAME
     return path and not re.search(r"[/\\\0]", name) and name not in RESERVED
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
-    """A name, with as many underscores at its end as it takes to be none of those ``taken``."""
-    while name in taken:
+def free_name(name: str, used_names: Collection[str]) -> str:
+    """Append underscores to a name until it differs from all ``used_names``."""
+    while name in used_names:
         name += "_"
     return name
 
 
 def storable(name: str, labels: NDArray[Any], index_of: bool = True) -> NDArray[Any]:
-    """Labels as a store can keep them: times with a zone as UTC, periods as their names.
+    """Return labels in a type that a store can hold: times with a zone as UTC, periods as text.
 
-    Of other types than texts, numbers and times they are texts, which a warning tells. Those of
-    an index (``index_of``) must all be there.
+    Types other than text, numbers and times become text, with a warning. Labels of an index
+    (``index_of``) must not be missing.
 
     Raises
     ------
@@ -372,7 +372,7 @@ def storable(name: str, labels: NDArray[Any], index_of: bool = True) -> NDArray[
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of a matrix, refused if it is not one of real numbers."""
+    """Return the dtype of a matrix, refused unless it holds real numbers."""
     if dtype.kind not in NUMERIC:
         advice = _ADVICE.get(dtype.kind, "convert them, for example with .astype('float64')")
         raise DataError(
@@ -382,19 +382,19 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-def check_shape(piece: Any, wanted: tuple[int, int], row0: int, col0: int) -> None:
-    """Refuse a piece of another shape than its source had said."""
-    if tuple(np.shape(piece)) != wanted:
+def check_shape(piece: Any, shape: tuple[int, int], row0: int, col0: int) -> None:
+    """Refuse a piece whose shape differs from the one that its source declared."""
+    if tuple(np.shape(piece)) != shape:
         raise DataError(
-            f"the data say that their piece at row {row0}, column {col0} is {wanted[0]} x "
-            f"{wanted[1]}, but reading it gave shape {tuple(np.shape(piece))}; if they are a dask "
+            f"the data say that their piece at row {row0}, column {col0} is {shape[0]} x "
+            f"{shape[1]}, but reading it gave shape {tuple(np.shape(piece))}; if they are a dask "
             "array, name the true chunks where you make it (map_blocks(..., chunks=...)), or call "
             "its compute_chunk_sizes()"
         )
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The two sides of a matrix that has any entries."""
+    """Return the numbers of rows and columns, refused unless both are positive."""
     if len(shape) != 2:
         tensor = ", or in Python pass CP(...) to factor them as a tensor"
         raise DataError(
@@ -413,18 +413,18 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def countable(shape: tuple[int, int]) -> None:
     """Refuse more rows and columns than there is memory to count entries for."""
-    needed = EACH * sum(shape)
-    if needed > LARGE and needed > available_memory():
+    nbytes = EACH * sum(shape)
+    if nbytes > LARGE and nbytes > available_memory():
         raise DataError(
             f"the data have shape {shape[0]} x {shape[1]}; what is counted of each row and column "
-            f"takes {needed} bytes, more than is free"
+            f"takes {nbytes} bytes, more than is free"
         )
 
 
-class Mass(NamedTuple):
-    """Sums of the weights of observed cells: of every block (B, B), row (I,) and column (J,).
+class WeightSums(NamedTuple):
+    """Sums of the weights of observed cells: by block (B, B), row (I,) and column (J,).
 
-    And of their squares, of rows and of columns.
+    The last two fields are sums of squared weights, by row and by column.
     """
 
     blocks: NDArray[np.float64]
@@ -438,12 +438,12 @@ class Mass(NamedTuple):
 class Statistics:
     """Counts and moments of the observed entries of a matrix.
 
-    ``n_observed`` is (B, B), one count per block; ``row_observed`` (I,) and
-    ``col_observed`` (J,) count per row and column; ``total`` is the sum of the
-    observed values, ``minimum`` and ``maximum`` their extremes; ``n_stored`` is
-    (B, B), the entries that sparse blocks store, and None if blocks are dense; ``mass`` is
-    what their weights add up to, where cells have any, and ``kind`` what these are:
-    ``"uncertainty"`` (one over the variance) or ``"weights"`` (factors of log-likelihoods).
+    ``n_observed`` is (B, B), one count per block; ``row_observed`` (I,) and ``col_observed`` (J,)
+    count per row and column; ``total`` is the sum of the observed values, ``minimum`` and
+    ``maximum`` their extremes; ``n_stored`` is (B, B), the number of entries that sparse blocks
+    store, None for dense blocks; ``mass`` holds the sums of the weights of cells, if there are any;
+    ``kind`` is ``"uncertainty"`` (one over the variance) or ``"weights"`` (factors of
+    log-likelihoods).
     """
 
     n_observed: NDArray[np.int64]
@@ -455,12 +455,12 @@ class Statistics:
     is_integer: bool
     fingerprint: str
     n_stored: NDArray[np.int64] | None = None
-    mass: Mass | None = None
+    mass: WeightSums | None = None
     kind: str | None = None
 
 
-class Known(NamedTuple):
-    """All that is known of blocked data, but not the blocks."""
+class DataInfo(NamedTuple):
+    """Description of blocked data: everything except the blocks."""
 
     grid: Grid
     labels: Labels
@@ -471,18 +471,17 @@ class Known(NamedTuple):
 
 
 class Weighing(NamedTuple):
-    """What the weights of cells are, and the error for an observed cell that has none."""
+    """Kind of the weights of cells, and the error for an observed cell without weight."""
 
     kind: str
     refuse: Callable[[int, int], DataError]
 
 
 class StatisticsBuilder:
-    """Collects the statistics block by block, in any order of blocks.
+    """Statistics of a matrix, accumulated block by block in any order.
 
-    NaN is a missing entry; entries that sparse blocks do
-    not store are observed zeros or missing, as the layout says. Blocks have weights of
-    cells where ``weighing`` is given.
+    NaN is a missing entry; entries that sparse blocks do not store are observed zeros or missing,
+    as the layout says. Blocks have weights of cells if ``weighing`` is passed.
     """
 
     def __init__(
@@ -506,7 +505,7 @@ class StatisticsBuilder:
         self._coded: dict[float | None, int] = {}
         self._weighing = weighing
         sides = np.zeros(height), np.zeros(width)
-        self._mass = Mass(np.zeros(square), *sides, *(np.zeros_like(side) for side in sides))
+        self._mass = WeightSums(np.zeros(square), *sides, *(np.zeros_like(side) for side in sides))
 
     def scan(self, block: Block, view: AnyBlock) -> None:
         """Add one block."""
@@ -515,8 +514,8 @@ class StatisticsBuilder:
         else:
             self._scan_dense(block, view.block, view.weights)
 
-    def finish(self, source: SourceInfo, dtype: FloatType, allow_empty: bool = False) -> Known:
-        """What is known of the whole matrix, once every block has been scanned."""
+    def finish(self, source: SourceInfo, dtype: FloatType, allow_empty: bool = False) -> DataInfo:
+        """Return the description of the matrix, after the last block."""
         statistics = Statistics(
             n_observed=self._observed,
             row_observed=self._rows,
@@ -530,14 +529,14 @@ class StatisticsBuilder:
             mass=self._mass if self._weighing else None,
             kind=self._weighing.kind if self._weighing else None,
         )
-        known = Known(self._grid, self._labels, statistics, source, dtype, self._layout)
+        info = DataInfo(self._grid, self._labels, statistics, source, dtype, self._layout)
         if source.rule is None:  # what has no weight is told of with the data
-            refuse_unobserved(known, allow_empty)
+            refuse_unobserved(info, allow_empty)
             self._warn_of_codes()
-        return known
+        return info
 
     def _warn_of_codes(self) -> None:
-        """Say that the one negative value there is may stand for missing cells."""
+        """Warn if the only negative value looks like a code for missing cells."""
         if len(self._coded) == 1 and None not in self._coded:
             ((code, count),) = self._coded.items()
             warn(
@@ -566,10 +565,10 @@ class StatisticsBuilder:
             if weights is not None:
                 q = np.where(observed, weights[start : start + height], 0).astype(np.float64)
                 self._weigh(block, dense_cells(first, cols.start, width), q)
-                here = slice(first, first + tile.shape[0])
-                self._mass.rows[here] += q.sum(1)
+                tile_rows = slice(first, first + tile.shape[0])
+                self._mass.rows[tile_rows] += q.sum(1)
                 self._mass.cols[cols] += q.sum(0)
-                self._mass.row_squares[here] += (q * q).sum(1)
+                self._mass.row_squares[tile_rows] += (q * q).sum(1)
                 self._mass.col_squares[cols] += (q * q).sum(0)
             if not everything:
                 tile[~observed] = 0
@@ -582,14 +581,14 @@ class StatisticsBuilder:
 
     def _scan_sparse(self, block: Block, view: SparseBlock) -> None:
         values, stored = view.values, view.values.size
-        held_out = np.isnan(values)
-        missing = int(np.count_nonzero(held_out))
+        is_missing = np.isnan(values)
+        missing = int(np.count_nonzero(is_missing))
         self._stored[block] = stored
         self._observed[block] = (view.m * view.n if view.zeros else stored) - missing
         # The entries have one order, and NaN and zero one form each.
         lengths = np.diff(view.indptr).astype(np.int64)
         self._checksums[block] = crc32((lengths, view.indices, values))
-        self._count(block, view, held_out if missing else None)
+        self._count(block, view, is_missing if missing else None)
         if view.weights is not None:
             self._weigh_sparse(block, view)
         if view.zeros and stored < view.m * view.n:
@@ -597,19 +596,19 @@ class StatisticsBuilder:
         if missing == stored:
             return
         self._extend(values, partial(cell_of, self._grid, self._layout, block, view))
-        known = values[~held_out] if missing else values
-        self._totals[block] = known.sum(dtype=np.float64)
-        self._is_integer = self._is_integer and bool((known == np.rint(known)).all())
+        observed = values[~is_missing] if missing else values
+        self._totals[block] = observed.sum(dtype=np.float64)
+        self._is_integer = self._is_integer and bool((observed == np.rint(observed)).all())
 
     def _weigh(self, block: Block, locate: Locate, weights: FloatArray) -> None:
-        """Add weights of observed cells to those of their block; refuse NaN."""
+        """Add weights of observed cells to the sum of their block; refuse NaN."""
         total = float(weights.sum())
         if math.isnan(total) and self._weighing is not None:
             raise self._weighing.refuse(*locate(int(np.argmax(np.isnan(weights)))))
         self._mass.blocks[block] += total
 
     def _weigh_sparse(self, block: Block, view: SparseBlock) -> None:
-        """Add up the weights of a block; those of zeros that it does not store are 1."""
+        """Add up the weights of a block; zeros that it does not store have weight 1."""
         assert view.weights is not None
         rows, cols = self._grid.slices(block)
         seen, zeros = ~np.isnan(view.values), int(view.zeros)
@@ -618,11 +617,11 @@ class StatisticsBuilder:
         self._mass.blocks[block] += zeros * (view.m * view.n - q.size)
         index, columns = stored_cells(view)
         by_rows, by_cols = (self._mass.rows, self._mass.row_squares), self._mass[2::2]
-        for own, of_rows, of_cols in zip((q, q * q), by_rows, by_cols, strict=True):
-            of_rows[rows] += zeros * view.n + np.bincount(index, own - zeros, view.m)
-            of_cols[cols] += zeros * view.m + np.bincount(columns, own - zeros, view.n)
+        for squared, of_rows, of_cols in zip((q, q * q), by_rows, by_cols, strict=True):
+            of_rows[rows] += zeros * view.n + np.bincount(index, squared - zeros, view.m)
+            of_cols[cols] += zeros * view.m + np.bincount(columns, squared - zeros, view.n)
 
-    def _count(self, block: Block, view: SparseBlock, held_out: NDArray[np.bool_] | None) -> None:
+    def _count(self, block: Block, view: SparseBlock, is_missing: NDArray[np.bool_] | None) -> None:
         rows, cols = self._grid.slices(block)
         if view.zeros:
             self._rows[rows] += view.n
@@ -630,13 +629,13 @@ class StatisticsBuilder:
         else:
             self._rows[rows] += np.diff(view.indptr)
             self._cols[cols] += np.bincount(view.indices, minlength=view.n)
-        if held_out is not None:
-            where = np.searchsorted(view.indptr, np.flatnonzero(held_out), side="right") - 1
-            self._rows[rows] -= np.bincount(where, minlength=view.m)
-            self._cols[cols] -= np.bincount(view.indices[held_out], minlength=view.n)
+        if is_missing is not None:
+            entry_rows = np.searchsorted(view.indptr, np.flatnonzero(is_missing), side="right") - 1
+            self._rows[rows] -= np.bincount(entry_rows, minlength=view.m)
+            self._cols[cols] -= np.bincount(view.indices[is_missing], minlength=view.n)
 
     def _extend(self, values: FloatArray, locate: Locate) -> None:
-        """Take note of the extremes of some values, and refuse infinite ones."""
+        """Update the extremes, and refuse infinite values."""
         low, high = float(np.fmin.reduce(values, None)), float(np.fmax.reduce(values, None))
         if math.isinf(low) or math.isinf(high):
             position = int(np.argmax(np.isinf(values)))
@@ -661,72 +660,72 @@ class StatisticsBuilder:
 
 
 def _by_block(unstored: Any) -> str:
-    """What is not stored, as a text that is the same for the same."""
+    """Return the meaning of unstored entries as text that is equal for equal layouts."""
     if isinstance(unstored, str):
         return unstored
-    return ",".join(f"{row} {col} {own}" for (row, col), own in sorted(unstored.items()))
+    return ",".join(f"{row} {col} {meaning}" for (row, col), meaning in sorted(unstored.items()))
 
 
 def infinite(labels: Labels, cell: tuple[int, int], value: float) -> DataError:
-    """The error for an infinite entry."""
+    """Return the error for an infinite entry."""
     return DataError(
         f"the entry at {labels.cell(*cell)} is {value}; entries must be finite numbers, or NaN "
         "where they are missing; correct it, or set it to NaN"
     )
 
 
-def refuse_unobserved(known: Known, allow_empty: bool) -> None:
-    """Refuse a matrix of nothing, and rows and columns of nothing unless they are allowed."""
-    labels, statistics, (_, *orders) = known.labels, known.statistics, known.layout
+def refuse_unobserved(info: DataInfo, allow_empty: bool) -> None:
+    """Refuse a matrix without observations; also empty rows and columns, unless allowed."""
+    labels, statistics, (_, *orders) = info.labels, info.statistics, info.layout
     if not statistics.n_observed.any():
-        shape = " x ".join(str(side.size) for side in known.grid.sides)
+        shape = " x ".join(str(side.size) for side in info.grid.sides)
         raise DataError(
             f"all {shape} entries are missing (NaN, masked or not stored); "
             "pass a matrix with at least one observed entry in every row and column"
         )
     counted = statistics.row_observed, statistics.col_observed
     names = ("row", labels.row), ("column", labels.column)
-    make = "as_tensor" if isinstance(known.grid, TensorGrid) else "as_blocks"
-    other = f", or pass {make}(V, allow_empty=True) to leave them to the prior"
-    other *= known.source.kind != "coupled"
+    function = "as_tensor" if isinstance(info.grid, TensorGrid) else "as_blocks"
+    advice = f", or pass {function}(V, allow_empty=True) to leave them to the prior"
+    advice *= info.source.kind != "coupled"
     for counts, order, (side, name) in zip(counted, orders, names, strict=True):
         if allow_empty or not has_zeros(counts):
             continue
         empty = np.flatnonzero(np.asarray(counts) == 0)
         empty = empty if order is None else np.sort(order[empty])
-        shown = ", ".join(name(int(index)) for index in empty[:NAMED])
+        listing = ", ".join(name(int(index)) for index in empty[:NAMED])
         more = f" and {empty.size - NAMED} more" if empty.size > NAMED else ""
         raise DataError(
-            f"{empty.size} of {len(counts)} {side}s have no observed entry: {shown}{more}; such a "
-            f"{side} says nothing about its factors, so drop it from the matrix{other}"
+            f"{empty.size} of {len(counts)} {side}s have no observed entry: {listing}{more}; such "
+            f"a {side} says nothing about its factors, so drop it from the matrix{advice}"
         )
 
 
 def has_zeros(counts: NDArray[np.int64]) -> bool:
-    """Whether a count is zero, of an array that may have to be read."""
+    """Return whether any count is zero; reads a stored array piece by piece."""
     starts = range(0, len(counts), TILE_COUNTS)
     return any((counts[start : start + TILE_COUNTS] == 0).any() for start in starts)
 
 
 def dense_cells(row0: int, col0: int, width: int) -> Locate:
-    """Where the entries of a dense piece are whose first cell is (row0, col0)."""
+    """Return the function from a position to its cell, for a dense piece at (row0, col0)."""
     return lambda position: (row0 + position // width, col0 + position % width)
 
 
 def cell_of(grid: Grid, layout: Layout, block: Block, view: Any, position: int) -> tuple[int, int]:
-    """Row and column, as the caller numbers them, of a stored entry of a block."""
+    """Return the caller's row and column of a stored entry of a block."""
     row = int(np.searchsorted(view.indptr, position, side="right")) - 1
     rows, cols = grid.slices(block)
     return layout.callers(rows.start + row, cols.start + int(view.indices[position]))
 
 
 def stored_cells(view: SparseBlock) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Row and column inside the block of every stored entry."""
+    """Return the row and column inside the block of every stored entry."""
     return np.repeat(np.arange(view.m), np.diff(view.indptr)), view.indices
 
 
 def crc32(arrays: Iterable[NDArray[Any]]) -> int:
-    """CRC-32 of arrays as a store has them, little-endian, one after another."""
+    """Return the CRC-32 of arrays in little-endian byte order, one after another."""
     checksum = 0
     for array in arrays:
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

@@ -1,4 +1,4 @@
-"""`as_blocks`: any kind of matrix becomes `BlockedData`."""
+"""`as_blocks`: conversion of any kind of matrix to `BlockedData`."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,12 +11,12 @@ from numpy.typing import DTypeLike
 from daskfactor.checks import one_of, warn
 from daskfactor.data.adapters import Source, from_blocks
 from daskfactor.data.blocks import BlockedData, filled, open_store
-from daskfactor.data.cells import Asked, Pairing, asked
+from daskfactor.data.cells import CellWeights, Pairing, cell_weights
 from daskfactor.data.files import ANYTHING, open_input, refuse_columns
-from daskfactor.data.folding import settled
+from daskfactor.data.folding import drop_all_missing
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.known import (
-    Known,
+    DataInfo,
     Labels,
     Layout,
     SourceInfo,
@@ -24,7 +24,7 @@ from daskfactor.data.known import (
     matrix_shape,
     refuse_unobserved,
 )
-from daskfactor.data.loading import load, read_budget, weighed, working_bytes
+from daskfactor.data.loading import as_weights, load, read_budget, working_bytes
 from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
 from daskfactor.data.storage import (
     ArrayFile,
@@ -34,15 +34,15 @@ from daskfactor.data.storage import (
     zero_copy,
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory, memory_budget
 from daskfactor.options import Weighing, verb
 from daskfactor.urls import all_placed, placed
 
 NEGLIGIBLE = 2**26
-SURELY = 4
-"""What is projected may be so many times too much."""
+OVERESTIMATE = 4
+"""Factor by which a memory estimate may be too high."""
 
 
 @verb
@@ -191,8 +191,8 @@ def as_blocks(
     >>> data.shape, data.grid.blocks
     ((300, 200), 4)
     """
-    given: dict[str, Any] = {"dtype": dtype, "memory_limit": memory_limit, "workers": workers}
-    return blocks_of(V, blocks, balance=balance, allow_empty=allow_empty, **given, **reading)
+    options: dict[str, Any] = {"dtype": dtype, "memory_limit": memory_limit, "workers": workers}
+    return blocks_of(V, blocks, balance=balance, allow_empty=allow_empty, **options, **reading)
 
 
 def blocks_of(
@@ -208,23 +208,23 @@ def blocks_of(
     components: int | None = None,
     **reading: Any,
 ) -> BlockedData:
-    """Do what `as_blocks` does; ``usual`` is what is not stored where nothing says so.
+    """Return the result of `as_blocks`; ``usual`` is the default meaning of unstored entries.
 
     ``components``: number of components of the model; sets the default number of blocks.
     """
-    unstored, wanted = reading.get("unstored"), Wanted.of(reading)
+    unstored, options = reading.get("unstored"), ReadOptions.of(reading)
     kind = checked_options(dtype, unstored, workers)
-    given = V, reading.get("uncertainty"), reading.get("weights")
-    V, *beside = all_placed(given, wanted.storage_options)
-    wanted, cells = replace(wanted, storage_options=None), asked(*beside)
+    placeable = V, reading.get("uncertainty"), reading.get("weights")
+    V, *cell_arguments = all_placed(placeable, options.storage_options)
+    options, cells = replace(options, storage_options=None), cell_weights(*cell_arguments)
     if isinstance(V, BlockedData):
-        refuse_columns(V, wanted)
-        return _agreeing(V, blocks, unstored, balance, cells)
+        refuse_columns(V, options)
+        return _check_blocks(V, blocks, unstored, balance, cells)
     limit = memory_budget(memory_limit) // (1 if cells is None else 2)
-    store = _store_at(V, wanted)
+    store = _store_at(V, options)
     if store is not None and cells is None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
-    source = _source_of(V, wanted, store)
+    source = _source_of(V, options, store)
     source = source if usual is None else replace(source, usual=usual)
     if not source.is_sparse:
         if unstored == "missing":
@@ -233,11 +233,11 @@ def blocks_of(
                 "zeros are observed; mark missing entries with NaN or a mask, or pass a sparse "
                 "matrix; of a table with a line for each entry name rows, columns and values"
             )
-        source = settled(source, limit)
+        source = drop_all_missing(source, limit)
         grid = choose_grid(source.shape, source.chunks, blocks, workers, None, components)  # type: ignore[arg-type]
         if cells is None:
             return _dense(source, grid, kind, limit, allow_empty)
-        return _weighed(source, grid, kind, limit, allow_empty, cells)
+        return _dense_with_weights(source, grid, kind, limit, allow_empty, cells)
     if source.unstored == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the input says that entries it does not store are missing '
@@ -245,7 +245,7 @@ def blocks_of(
             "or make the input anew"
         )
     zeros = meaning_of_unstored(source, unstored) == "zero"
-    options = LoadOptions(
+    load_options = LoadOptions(
         blocks, kind, zeros, limit, workers, components, balance, allow_empty, not source.merges
     )
     if cells is not None and source.shape is None:
@@ -254,12 +254,12 @@ def blocks_of(
             "a store of it with convert, and pass that"
         )
     if cells is None:
-        return sparse_data(source, options)
-    return sparse_data(source, options, partial(Pairing, cells, source, options))
+        return sparse_data(source, load_options)
+    return sparse_data(source, load_options, partial(Pairing, cells, source, load_options))
 
 
 def stores_all(V: Any) -> bool:
-    """Whether an input is dense: then there is no entry that it does not store."""
+    """Return whether an input is dense, so that it stores every entry."""
     (V,) = all_placed((V,), None)
     return not _source_of(V, ANYTHING, _store_at(V, ANYTHING)).is_sparse
 
@@ -267,7 +267,7 @@ def stores_all(V: Any) -> bool:
 def checked_options(
     dtype: DTypeLike, unstored: str | None, workers: int | None = None
 ) -> FloatType:
-    """The type of the blocks; refuses options that are none."""
+    """Return the dtype of the blocks; refuse invalid options."""
     try:
         kind = np.dtype(dtype)
     except TypeError:
@@ -281,12 +281,12 @@ def checked_options(
 
 
 def unread_source(
-    V: Any, wanted: Wanted, blocks: int | Grid | None, entries: int | None
+    V: Any, options: ReadOptions, blocks: int | Grid | None, entries: int | None
 ) -> Source | None:
-    """Return the source of an input whose size is known and whose values lie elsewhere, else None.
+    """Return the source of an input of known size that is not in memory, else None.
 
-    It is None of a blocked store whose ``blocks`` are used as they are, too. ``V`` may be the shape
-    of a matrix; ``entries`` are the stored ones of a sparse matrix.
+    It is also None for a blocked store whose ``blocks`` are used unchanged. ``V`` may be the shape
+    of a matrix; ``entries`` is the number of stored entries of a sparse matrix.
 
     Raises
     ------
@@ -295,8 +295,8 @@ def unread_source(
     """
     if isinstance(V, tuple):
         return Source(SourceInfo("shape"), matrix_shape(V), entries=entries)
-    store = _store_at(V, wanted)
-    source = _source_of(V, wanted, store)
+    store = _store_at(V, options)
+    source = _source_of(V, options, store)
     as_it_is = store is not None and _serves(store, blocks, None, False)
     if as_it_is or source.shape is None or not source.info.lazy:
         return None
@@ -337,16 +337,16 @@ def unread_blocks(
     statistics = Statistics(
         observed, rows, cols, float(stored.sum()), 0.0, 1.0, True, "", stored, kind=weighting
     )
-    known = Known(grid, Labels(), statistics, source.info, kind, Layout(meaning))
+    info = DataInfo(grid, Labels(), statistics, source.info, kind, Layout(meaning))
     size = int(block_bytes(grid, kind, None if count is None else stored).sum())
     fits = size * (1 if weighting is None else 2) <= memory_budget(memory_limit)
     storage = Storage(grid, meaning, file=None if fits else ArrayFile())
-    weights = None if weighting is None else BlockedData(known, storage)
-    return BlockedData(known, storage, weights)
+    weights = None if weighting is None else BlockedData(info, storage)
+    return BlockedData(info, storage, weights)
 
 
 def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:
-    """The blocks of a store, read when they are wanted and kept as far as memory allows."""
+    """Return the blocks of a store, read on demand and cached as far as memory allows."""
     data = open_store(store, dtype, limit)
     largest = max(abs(data.minimum), abs(data.maximum))
     if largest > np.finfo(dtype).max:
@@ -372,22 +372,24 @@ def _dense(
     return filled(storage, lambda: load(source, grid, kind, *rest), lambda: weights)
 
 
-def _weighed(
-    source: Source, grid: Grid, kind: FloatType, limit: int, allow_empty: bool, cells: Asked
+def _dense_with_weights(
+    source: Source, grid: Grid, kind: FloatType, limit: int, allow_empty: bool, cells: CellWeights
 ) -> BlockedData:
-    """A dense matrix with weights of its cells, which are read first."""
-    given = cells.opened(source)
-    if given.is_sparse or given.read is None:
+    """Return the blocks of a dense matrix with weights of its cells, which are read first."""
+    source_of_weights = cells.open(source)
+    if source_of_weights.is_sparse or source_of_weights.read is None:
         raise OptionError(
             f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, got "
-            f"{type(cells.given).__name__}"
+            f"{type(cells.values).__name__}"
         )
-    read = given.read
-    weights = _dense(weighed(given, cells.rule, kind), grid, kind, limit, allow_empty=True)
+    read = source_of_weights.read
+    weights = _dense(
+        as_weights(source_of_weights, cells.rule, kind), grid, kind, limit, allow_empty=True
+    )
     weighing = cells.refuse(
         source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
     )
-    # Cells that are to be missing are marked in a copy.
+    # Missing cells are marked in a copy, never in the caller's array.
     source = replace(source, array=None) if weights.minimum == 0 else source
     return _dense(source, grid, kind, limit, allow_empty, weights, weighing)
 
@@ -395,32 +397,32 @@ def _weighed(
 def _serves(
     store: BlockStore, blocks: int | Grid | None, unstored: str | None, balance: bool
 ) -> bool:
-    """Whether the blocks of a store can be used as they are."""
+    """Return whether the blocks of a store can be used unchanged."""
     grid, layout = store.known.grid, store.known.layout
     fits = blocks is None or blocks in (grid, grid.blocks)
     ordered = not balance or layout.row_order is not None
     return fits and ordered and unstored in (None, layout.unstored)
 
 
-def _store_at(V: Any, wanted: Wanted) -> BlockStore | None:
-    """The blocked store whose path or URL this is, of which there is nothing to choose."""
-    V = placed(V, wanted.storage_options)
+def _store_at(V: Any, options: ReadOptions) -> BlockStore | None:
+    """Return the blocked store at a path or URL; None if it is something else."""
+    V = placed(V, options.storage_options)
     if not is_blocked_store(V):
         return None
-    refuse_columns(V, wanted)
+    refuse_columns(V, options)
     return BlockStore(fspath(V))
 
 
-def _source_of(V: Any, wanted: Wanted, store: BlockStore | None) -> Source:
-    return open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
+def _source_of(V: Any, options: ReadOptions, store: BlockStore | None) -> Source:
+    return open_input(V, options) if store is None else from_blocks(store.known, store.read)
 
 
-def _agreeing(
+def _check_blocks(
     data: BlockedData,
     blocks: int | Grid | None,
     unstored: str | None,
     balance: bool,
-    cells: Asked | None,
+    cells: CellWeights | None,
 ) -> BlockedData:
     if cells is not None:
         raise OptionError(
@@ -454,7 +456,7 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storag
     borrowed = source.array is not None and zero_copy(source.array, dtype)
     if borrowed or size + working <= limit:
         return Storage(grid)
-    if working > max(SURELY * available_memory(), NEGLIGIBLE):
+    if working > max(OVERESTIMATE * available_memory(), NEGLIGIBLE):
         raise DataError(
             f"one block and the chunks it is read from need {working} bytes, far more than is "
             f"free; rewrite {source.where} with smaller chunks"

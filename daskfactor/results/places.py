@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
 
-from daskfactor.data.icechunks import is_installed, needed
+from daskfactor.data.icechunks import icechunk_missing, is_installed
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.publish import Lock, Publication, recover, restore
 from daskfactor.results.files import (
@@ -293,7 +293,7 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
             return in_repository
         found = UrlView(text, plain_store(text))
         if cloud and not is_installed() and not found.exists():
-            raise needed(text)
+            raise icechunk_missing(text)
     if snapshot is not None:
         raise OptionError(
             f"snapshots are kept of runs in object stores, not of {text}; leave snapshot= out"

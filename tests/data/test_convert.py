@@ -146,7 +146,7 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
 
 def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "PIECE", 5)
-    monkeypatch.setattr(passes, "most_threads", lambda: 4)
+    monkeypatch.setattr(passes, "deal_threads", lambda: 4)
     times, source = np.arange(200), tmp_path / "t.parquet"
     pq.write_table(pa.table({"r": times % 3, "c": times % 2, "v": times}), source)
     options = {"unstored": "missing", "overwrite": True, "progressbar": False}
@@ -415,7 +415,7 @@ def test_stores_do_not_depend_on_threads_or_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "PIECE", 16)
     prints = set()
     for threads, limit in ((1, None), (4, None), (4, 0)):
-        monkeypatch.setattr(passes, "most_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(passes, "deal_threads", lambda threads=threads: threads)
         convert(matrix(), tmp_path / "s.zarr", overwrite=True, memory_limit=limit, **QUIET)
         files = sorted(p for p in (tmp_path / "s.zarr").rglob("*") if p.is_file())
         prints.add(tuple((p.name, p.read_bytes()) for p in files))

@@ -21,7 +21,7 @@ from daskfactor import as_blocks, convert
 from daskfactor.data import entries as keys
 from daskfactor.data import files, tables
 from daskfactor.data.files import read_matrix
-from daskfactor.data.tables import Wanted, read_table
+from daskfactor.data.tables import ReadOptions, read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
 from tests.data.written import names_of
 from tests.data.written import written as write
@@ -341,7 +341,7 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     for path in (plain, gz):
         np.testing.assert_array_equal(read_matrix(str(path))[1], [3, 0, 1, 2, 1])
     for path in (long, zst):
-        wanted = Wanted(table=path == long)
+        wanted = ReadOptions(table=path == long)
         refused(OptionError, r"pip install 'daskfactor\[tables\]'", read_matrix, str(path), wanted)
 
 
