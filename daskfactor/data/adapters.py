@@ -478,7 +478,7 @@ def from_pandas(frame: Any) -> Source:
         raise DataError(
             f"{len(wrong)} {what} of the DataFrame {'hold' if several else 'holds'} no numbers: "
             f"{', '.join(wrong[:NAMED])}; drop {them}, convert {them}, or make {them} the index "
-            "with set_index; of a table with a line for each entry name rows, columns and values"
+            "with set_index; for a table with a line for each entry pass rows, columns and values"
         )
     kinds = set(frame.dtypes)
     plain = len(kinds) == 1 and all(isinstance(dtype, np.dtype) for dtype in kinds)

@@ -234,8 +234,8 @@ def compressed(location: str, group: Any) -> Compressed:
     kind = str(attrs.get("encoding-type", attrs.get("h5sparse_format", "group")))
     if kind.removesuffix("_matrix") not in ("csr", "csc"):
         raise DataError(
-            f"{group.name.strip('/')} of {location} is stored as {kind}, which is no matrix that "
-            "can be read; make it a dense array or compressed rows or columns, and write it again"
+            f"{group.name.strip('/')} of {location} is stored as {kind}, which is not a supported "
+            "matrix; make it a dense array or compressed rows or columns, and write it again"
         )
     height, width = attrs["shape"] if "shape" in attrs else attrs["h5sparse_shape"]
     arrays = (group[name] for name in ("data", "indices", "indptr"))
@@ -351,6 +351,6 @@ def open_hdf5(location: str) -> Any:
             raise DataError(f"{location} does not exist; check the path") from error
         reason = str(error) if not is_url(location) else why(error, location)
         kind = "AnnData" if location.lower().endswith(H5AD) else "HDF5"
-        raise DataError(f"{location} is no {kind} file that can be read: {reason}") from shown(
+        raise DataError(f"{location} is not a readable {kind} file: {reason}") from shown(
             error, location
         )

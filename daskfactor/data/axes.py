@@ -64,8 +64,8 @@ def axes_of(part: BlockedData, name: str, relation: Any) -> tuple[str, str]:
     for factor in (rows, columns):
         if factor in RESERVED:
             raise ModelError(
-                f"a factor of {name!r} is called {factor!r}, as results call something else; give "
-                f'it another name: Relation("rows", "columns"), or rename the dimension'
+                f"a factor of {name!r} is called {factor!r}, a name that is reserved for results; "
+                f'pass another name, Relation("rows", "columns"), or rename the dimension'
             )
     if rows == columns:
         raise ModelError(
@@ -95,8 +95,8 @@ def _refuse_other_orders(
     levels = any(isinstance(part.labels.keys[side], dict) for _, part, side in members)
     if len(members) > 1 and levels:
         raise DataError(
-            f"{axis} have several levels of labels, by which matrices cannot be matched; make one "
-            "label of them, for example a text"
+            f"{axis} have several levels of labels, by which matrices cannot be matched; combine "
+            "the levels into one label, for example a text"
         )
     if any(not np.array_equal(index, indexes[0]) for index in indexes[1:]):
         raise DataError(

@@ -187,7 +187,7 @@ def _first_lines(location: str) -> list[str]:
             if len(raw) > max(HEAD_BYTES, available_memory() // TEXT_COPIES):
                 raise _too_large(location)
             if b"\0" in part:
-                raise DataError(f"{location} is no text file")
+                raise DataError(f"{location} is not a text file")
             # Invalid UTF-8 is refused when it is read, not in columns that are not used.
             lines = list(raw.decode("utf-8-sig", "replace").splitlines())
             complete_lines = lines if last or raw.endswith(b"\n") else lines[:-1]
@@ -234,9 +234,9 @@ def readable(location: str | PathLike[str]) -> Iterator[None]:
     except DaskfactorError:
         raise
     except UnicodeDecodeError as error:
-        raise DataError(f"{location} is no UTF-8 text: {error}; save it as UTF-8") from error
+        raise DataError(f"{location} is not UTF-8 text: {error}; save it as UTF-8") from error
     except csv.Error as error:
-        raise DataError(f"{location} is no text table: {error}") from error
+        raise DataError(f"{location} is not a text table: {error}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise unreadable(fspath(location), error) from error
 
@@ -351,7 +351,7 @@ def numbers(location: str, line: int, fields: Sequence[str], first: int, mark: s
     for position, field in enumerate(fields[first:], start=first + 1):
         if not is_number(field):
             raise DataError(
-                f"{location}, line {line}, field {position}: {field!r} is no number"
+                f"{location}, line {line}, field {position}: {field!r} is not a number"
                 f"{_hint(field, fields, mark)}"
             )
     return list(map(number, fields[first:]))
@@ -363,5 +363,5 @@ def _hint(field: str, fields: Sequence[str], mark: str) -> str:
         call = f"pandas.read_csv(..., sep={mark!r}, decimal=',')"
         return f"; write numbers with a point, or pass what {call} reads"
     if len(fields) > 2 and field == fields[1]:
-        return "; of a table with a line for each entry name rows, columns and values"
+        return "; for a table with a line for each entry pass rows, columns and values"
     return ""

@@ -287,8 +287,8 @@ def read_matrix(text: str, options: ReadOptions = ANYTHING) -> Any:
             return long_file(text, columns, file_format.entries(text, options), options)
     if location.lower().endswith(PACKINGS) and file_format not in (_TABLE, _MATRIX_MARKET):
         raise DataError(
-            f"{location} is compressed, which is read of tables and .mtx files alone, if it is "
-            "called as these are (name.csv.gz); unpack it, and pass what was in it"
+            f"{location} is compressed, which is supported for tables and .mtx files only, by "
+            "their names (name.csv.gz); unpack it, and pass the unpacked file"
         )
     if file_format is not None:
         if name is not None and file_format not in (_NPZ, _HDF5):
@@ -308,11 +308,13 @@ def open_matrix_market(location: str) -> Source:
         banner = file.readline(LONGEST_LINE)
         kinds = banner.decode("ascii", "replace").lower().split()
         if kinds[:2] != ["%%matrixmarket", "matrix"] or len(kinds) != 5:
-            raise DataError(f"{location} is no Matrix Market file: it begins with {banner[:40]!r}")
+            raise DataError(
+                f"{location} is not a Matrix Market file: it begins with {banner[:40]!r}"
+            )
         if kinds[2] != "coordinate" or kinds[3] == "complex":
             raise DataError(
-                f"{location} holds a {kinds[2]} matrix of {kinds[3]} numbers; what is read here is "
-                "coordinate real, integer or pattern"
+                f"{location} holds a {kinds[2]} matrix of {kinds[3]} numbers; only "
+                "coordinate matrices of real, integer or pattern entries are supported"
             )
         rows, cols, entries = _sizes(location, file)
         start = file.tell()
@@ -388,7 +390,7 @@ def _why(error: BaseException, location: str) -> str:
     """Return the reason of a NumPy error, without its advice to allow pickles."""
     foreign = any(word in str(error) for word in ("pickle", "Python objects"))
     text = why(error, location) if is_url(location) else str(error)
-    return "it holds no numbers, or is no file of NumPy's" if foreign else text
+    return "it holds no numbers, or is not a NumPy file" if foreign else text
 
 
 @contextmanager
@@ -410,7 +412,7 @@ def _archive(location: str) -> Iterator[Any]:
         raise
     except (OSError, MemoryError, *UNREADABLE) as error:
         raise DataError(
-            f"{location} is no NumPy archive that can be read: {_why(error, location)}"
+            f"{location} is not a readable NumPy archive: {_why(error, location)}"
         ) from shown(error, location)
 
 
@@ -463,7 +465,7 @@ def _read_npy(location: str, name: str | None, options: ReadOptions) -> Any:
         raise
     except UNREADABLE as error:
         raise DataError(
-            f"{location} is no NumPy array file that can be read: {_why(error, location)}"
+            f"{location} is not a readable NumPy array file: {_why(error, location)}"
         ) from shown(error, location)
 
 
@@ -672,6 +674,6 @@ def _triples(
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
         raise DataError(
             f"the arrays {', '.join(names)} of {location} have shapes {shapes[0]}, {shapes[1]} "
-            f"and {shapes[2]}; they must be as long as each other"
+            f"and {shapes[2]}; they must have the same length"
         )
     return [arrays[name] for name in names]

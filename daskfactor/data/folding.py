@@ -221,7 +221,7 @@ def open_array(array: Any, rows: Dims = None, columns: Dims = None) -> Source:
         raise OptionError(
             "every dimension of the DataArray must be in rows or in columns, once, and each of "
             f"them needs one, got rows={rows!r} and columns={columns!r} of {names}; leave one "
-            "out to have all others there"
+            "out, and it has all others"
         )
     if len(row_dims) == len(col_dims) == 1:
         return from_xarray(array.transpose(*row_dims, *col_dims))
@@ -361,8 +361,8 @@ def _level(array: Any, dim: Any) -> NDArray[Any]:
         return np.arange(array.sizes[dim])
     if index.nlevels > 1 or not index.is_unique:
         raise DataError(
-            f"the labels of {str(dim)!r} are not unique, or a MultiIndex, and it is to be stacked "
-            "with others; make them unique, for example with drop_duplicates or reset_index"
+            f"the labels of {str(dim)!r} are not unique, or a MultiIndex, so that it cannot be "
+            "stacked with others; make them unique, for example with drop_duplicates or reset_index"
         )
     return storable(str(dim), array[dim].to_numpy())
 

@@ -85,7 +85,7 @@ def hold_out(
     Parameters
     ----------
     V : array (I, J)
-        Whatever `as_blocks` takes. Of a NumPy array (NaN = missing), an xarray.DataArray of
+        Anything that `as_blocks` takes. Of a NumPy array (NaN = missing), an xarray.DataArray of
         one, a scipy sparse matrix or array, or an AnnData object with one of these as its
         ``X``, ``train`` is of the same kind. Anything else is put together in memory, and
         ``train`` is a DataArray, dense or sparse, under the names of V; of `BlockedData` it is
@@ -97,25 +97,25 @@ def hold_out(
         mask of the shape of V; a DataArray mask of a V with names has its dimensions in any
         order. Rows and columns may lose all of their entries.
     unstored
-        For sparse input, what an entry means that is not stored: ``"missing"``
+        Meaning of entries that a sparse input does not store: ``"missing"``
         takes stored entries alone and drops them; ``"zero"`` takes cells of all
-        kinds, zeros included, and stores NaN there. Left out, what `as_blocks` takes it for:
-        what the input says itself (an AnnData: ``"zero"``), else ``"zero"``, with a warning;
-        say ``"missing"`` of what a :class:`GaussianMF` takes. ``train`` says it itself.
+        kinds, zeros included, and stores NaN there. By default the meaning for `as_blocks`:
+        that of the input (an AnnData: ``"zero"``), else ``"zero"``, with a warning; pass
+        ``"missing"`` for a :class:`GaussianMF`. ``train`` carries the meaning itself.
     keep_one
-        Whether every row and every column keeps at least one observed entry;
-        otherwise fit with ``allow_empty=True``. Without effect under
+        Leave every row and every column at least one observed entry;
+        if False, fit with ``allow_empty=True``. Without effect under
         ``unstored="zero"``, where cells are taken from the whole matrix.
     random_seed
         Any whole number; the same seed takes the same cells.
     rows, columns, values, header, table, layer, mask_var, storage_options
-        How V is read, as for `as_blocks`.
+        Options to read V, as for `as_blocks`.
 
     Returns
     -------
     HeldOut
         ``train``, the data without them, ``cells``, their positions (rows, columns), and
-        ``values``, what was observed there.
+        ``values``, the entries there.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def hold_out(
     one_of("unstored", unstored, (None, "zero", "missing"))
     in_memory = type(V).__name__ == "AnnData" and (sparse.issparse(V.X) or type(V.X) is np.ndarray)
     if in_memory and not has_options:
-        import anndata  # the train is one again, so that names stay
+        import anndata  # the train is an AnnData again, with the names
 
         part = part_of(V)
         meaning = unstored or (part.unstored if sparse.issparse(part.matrix) else None)
@@ -176,7 +176,7 @@ def hold_out(
         filled = np.ma.filled(V.astype(np.result_type(V.dtype, np.float32)), np.nan)
         return _from_dense(filled, selection, keep_one, rng)
     if isinstance(V, BlockedData):
-        V = as_blocks(V, unstored=unstored)  # refuses what the blocks contradict
+        V = as_blocks(V, unstored=unstored)  # refuses options that contradict the blocks
         result = _from_blocks(V, selection, keep_one, rng)
         balance = V.is_balanced
         weights, weight_data = None, V.weights
@@ -258,7 +258,7 @@ def _check_matrix(V: Any) -> None:
     """Refuse data that are not a matrix of real numbers."""
     shape, dtype = getattr(V, "shape", None), getattr(V, "dtype", None)
     if shape is None or dtype is None:
-        return  # refused by its type
+        return  # the type is refused later
     if len(shape) != 2 or np.dtype(dtype).kind not in "biuf":
         raise DataError(
             f"cells are held out of a matrix of real numbers, got shape {tuple(shape)} and dtype "
@@ -316,7 +316,7 @@ def _from_sparse(
     if zeros:
         return _with_zeros(csr, selection, rng)
     coo = csr.tocoo()
-    if np.isnan(coo.data).any():  # marked as missing already
+    if np.isnan(coo.data).any():  # missing already
         observed = ~np.isnan(coo.data)
         coords = coo.coords[0][observed], coo.coords[1][observed]
         coo = sparse.coo_array((coo.data[observed], coords), shape=coo.shape)
@@ -334,7 +334,7 @@ def _with_zeros(csr: Any, selection: Any, rng: np.random.Generator) -> HeldOut:
     numbers = _cell_numbers(csr.shape, selection, rng)
     rows, cols = np.divmod(numbers, csr.shape[1])
     values = np.asarray(csr[rows, cols]).ravel()
-    observed = ~np.isnan(values)  # the others are marked as missing already
+    observed = ~np.isnan(values)  # NaN: missing already
     if not isinstance(selection, float) and not observed.all():
         raise _not_observed(rows[~observed], cols[~observed])
     numbers, rows, cols, values = (

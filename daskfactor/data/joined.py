@@ -190,7 +190,7 @@ def join(
                     V, dtype=kind, memory_limit=share, allow_empty=True,
                     unstored=_meaning(name, V, unstored),
                 )  # fmt: skip
-            parts[name].refuse_weights(f"a matrix beside others ({name!r})")
+            parts[name].refuse_weights(f"a coupled matrix ({name!r})")
         return _couple(parts, dict(relations or {}), blocks, kind, limit, allow_empty)
     finally:
         for name, part in parts.items():

@@ -143,8 +143,8 @@ class Labels:
             object.__setattr__(self, name, value)
         listing = ", ".join(f"{key!r} of one is {name!r}" for key, name in moved.items())
         warn(
-            f"rows and columns have dimensions or coordinates of one name: in the results "
-            f"{listing}; rename them to have names of your own, for example with DataArray.rename",
+            f"rows and columns have dimensions or coordinates of the same name: in the results "
+            f"{listing}; rename them to choose the names, for example with DataArray.rename",
             DataWarning,
         )
 
@@ -155,9 +155,9 @@ class Labels:
         for name in dims:
             if not is_usable(name):
                 raise DataError(
-                    f"results cannot have a dimension of the name {name!r}, which they use "
-                    "themselves or which no store takes; give it another one, for example "
-                    f"V.rename({{{name!r}: 'x'}}) of a DataArray"
+                    f"results cannot have a dimension of the name {name!r}: it is reserved, or not "
+                    "a valid name in a store; rename the dimension, for a DataArray with "
+                    f"V.rename({{{name!r}: 'x'}})"
                 )
         for side in ("row_coords", "col_coords"):
             coords = getattr(self, side)
@@ -165,9 +165,9 @@ class Labels:
                 usable = {name: values for name, values in coords.items() if name not in unusable}
                 object.__setattr__(self, side, usable)
                 warn(
-                    f"the coordinate {unusable[0]!r} is left out, since results have another use "
-                    "for its name or no store takes it; rename it to keep it, for example with "
-                    "DataArray.rename",
+                    f"the coordinate {unusable[0]!r} is left out: its name is reserved for "
+                    "results, or not a valid name in a store; rename it to keep it, for example "
+                    "with DataArray.rename",
                     DataWarning,
                 )
 
@@ -416,8 +416,8 @@ def countable(shape: tuple[int, int]) -> None:
     nbytes = EACH * sum(shape)
     if nbytes > LARGE and nbytes > available_memory():
         raise DataError(
-            f"the data have shape {shape[0]} x {shape[1]}; what is counted of each row and column "
-            f"takes {nbytes} bytes, more than is free"
+            f"the data have shape {shape[0]} x {shape[1]}; counts of every row and column "
+            f"take {nbytes} bytes, more than is free"
         )
 
 
@@ -530,7 +530,7 @@ class StatisticsBuilder:
             kind=self._weighing.kind if self._weighing else None,
         )
         info = DataInfo(self._grid, self._labels, statistics, source, dtype, self._layout)
-        if source.rule is None:  # what has no weight is told of with the data
+        if source.rule is None:  # for weights, missing cells are reported with the data
             refuse_unobserved(info, allow_empty)
             self._warn_of_codes()
         return info
@@ -541,7 +541,7 @@ class StatisticsBuilder:
             ((code, count),) = self._coded.items()
             warn(
                 f"{count} cells are {code:g}, and no other value is negative: if that stands for "
-                "missing cells, set them to NaN; they are taken for data",
+                "missing cells, set them to NaN; otherwise they are data",
                 DataWarning,
             )
 
@@ -585,7 +585,7 @@ class StatisticsBuilder:
         missing = int(np.count_nonzero(is_missing))
         self._stored[block] = stored
         self._observed[block] = (view.m * view.n if view.zeros else stored) - missing
-        # The entries have one order, and NaN and zero one form each.
+        # Entries are sorted, and NaN and zero have one bit pattern each.
         lengths = np.diff(view.indptr).astype(np.int64)
         self._checksums[block] = crc32((lengths, view.indices, values))
         self._count(block, view, is_missing if missing else None)

@@ -63,7 +63,7 @@ def as_blocks(
 
     One pass reads the input once, in the order of its chunks, refuses what
     cannot be factorized, and counts and sums what is observed. Blocks then live
-    where they are (a writable, C-contiguous NumPy array of the right dtype), in
+    in place (a writable, C-contiguous NumPy array of the right dtype), in
     a cache in memory, or in a scratch file on local disk (in dask's
     ``temporary-directory``), whichever ``memory_limit`` allows. Sparse input stays
     sparse: its blocks are compressed rows, and nothing as large as the dense matrix
@@ -95,10 +95,10 @@ def as_blocks(
     dtype : {"float32", "float64"}
         Type of the blocks, and of all computation with them.
     unstored : {None, "zero", "missing"}
-        What an entry means that a sparse input does not store: an observed zero, or
-        a missing entry (then a stored zero is an observed zero). Left out, an array
-        of the sparse package says it by its ``fill_value`` (0 or NaN) and a blocked
-        store by itself; of an AnnData it is "zero", and of all else too, with a warning.
+        Meaning of entries that a sparse input does not store: observed zeros, or
+        missing entries (then a stored zero is an observed zero). By default that of the input:
+        the ``fill_value`` (0 or NaN) of an array of the sparse package, the meaning in a blocked
+        store, "zero" for an AnnData; else "zero", too, with a warning.
         Dense input stores every entry, and "missing" is refused for it.
     memory_limit : int or str, optional
         Memory for the blocks and the pass that makes them, in bytes or as a text such as
@@ -108,53 +108,51 @@ def as_blocks(
         bands and blocks stay large enough. Never counted from the machine.
     balance : bool
         Permute rows and columns of sparse input internally so that blocks store about equally
-        many entries; results keep their order. Dense blocks cost the same wherever they are
-        and are left as they are.
+        many entries; results keep your order. Dense blocks have equal costs and are not permuted.
     allow_empty : bool
-        Accept rows and columns without any observed entry; nothing but the prior
-        says something about their factors.
+        Accept rows and columns without any observed entry; only the prior
+        determines their factors.
     uncertainty : array_like, optional
         Standard deviation of every cell, sigma_ij > 0, in the unit of the data; infinite
-        makes a cell missing. Where V is missing anything will do. Of a dense V anything that V
-        can be, of its shape; an xarray.DataArray with one or both of its dimensions; a pair of
-        vectors (rows, columns) whose product sigma is; or one number. Of a sparse V, with
+        makes a cell missing. Values are ignored where V is missing. For a dense V: any input of
+        its shape; an xarray.DataArray with one or both of its dimensions; a pair of vectors
+        (rows, columns) with product sigma; or one number. For a sparse V, with
         ``unstored="missing"``, a sparse matrix that stores the same entries, the path of a
         blocked store of one, or an array in memory or a pair of vectors. For models with
-        a normal law, whose dispersion then is 1 unless it is given.
+        a normal likelihood, whose dispersion is then 1 by default.
     weights : array_like, optional
         Factor of every cell's log-likelihood, w_ij >= 0; 0 makes a cell missing, 2 counts it
         twice. Forms as for ``uncertainty``. Zeros that a sparse V does not store have weight 1.
     layer : str, optional
-        Of an AnnData: the layer that is taken instead of ``X``; ``"raw"`` is its ``raw``.
+        Layer of an AnnData to use instead of ``X``; ``"raw"`` is its ``raw``.
     mask_var : str or array_like of bool, optional
-        Of an AnnData: the variables that are taken, by the name of a boolean column of ``var``,
-        such as ``"highly_variable"``. Or one boolean for each.
+        Variables of an AnnData to use: the name of a boolean column of ``var``, such as
+        ``"highly_variable"``, or one boolean for each variable.
     rows, columns : str or tuple of str, optional
-        Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
-        of the two is left out. Several lie behind one another, and places of theirs that have no
-        observed entry at all (land, in a map of the sea) are left out, which a warning tells;
-        to find them takes a pass of its own. Weights and uncertainties may be a DataArray with
+        Dimensions of an xarray.DataArray that form the rows, or the columns; one of the two may
+        be left out and then has all other dimensions. Several dimensions are stacked, and their
+        positions without any observed entry (land, in a map of the sea) are left out, with a
+        warning; this takes an additional pass. Weights and uncertainties may be a DataArray with
         any of the dimensions.
     rows, columns : str or int, optional
-        Of a table with a line for each entry: its columns with the keys of rows and of columns,
-        by name or by position from 0, by default the first and the second; of an array with
-        named dimensions: those that are the rows, or the columns. Keys are whole numbers, texts,
-        categories or dates (which are texts if read from a file); they become labels, in
+        Columns with the keys of rows and of columns, in a table with a line for each entry: by
+        name or by position from 0, by default the first and the second. Keys are whole numbers,
+        texts, categories or dates (which are texts if read from a file); they become labels, in
         ascending order.
     values : str, int or False, optional
-        Of a table with a line for each entry: its column with values, by default the third.
+        Column with values, in a table with a line for each entry; by default the third.
         ``values=False`` counts lines, and so does a table of two columns.
     header : bool, optional
-        Whether the first line of a CSV file holds names; by default it does if there is no
-        number in it where one is needed.
+        True if the first line of a CSV file holds names; by default it does if it has no
+        number where one is needed.
     table : bool, optional
-        Whether a table has a line for each entry, or else one for each row of the matrix.
-        Left out, it has a line for each entry if ``rows``, ``columns`` or ``values`` is given, and
-        a table of three columns is refused, and one of four where the first two may be keys.
+        True if a table has a line for each entry, False if it has one for each row of the matrix.
+        By default it has a line for each entry if ``rows``, ``columns`` or ``values`` is passed,
+        and a table of three columns is refused, and one of four where the first two may be keys.
     storage_options : dict, optional
-        Of a URL (of V, weights or uncertainty): how it is reached, as fsspec, dask and pandas
-        take it, for example ``{"anon": True}``. By default all of it is found in the
-        environment. Neither these nor a password or signature in a URL are in any result.
+        Options of fsspec for URLs (of V, weights or uncertainty), as for dask and pandas, for
+        example ``{"anon": True}``. By default they come from the environment. Neither these nor
+        a password or signature in a URL are written to results.
 
     Returns
     -------
@@ -168,18 +166,18 @@ def as_blocks(
         ``dtype``, a damaged sparse matrix, or a row or column without any observed
         entry.
     OptionError
-        An argument outside what is allowed.
+        An argument is invalid.
     StoreError
         The input cannot be read, or there is no room for the scratch file.
 
     Notes
     -----
-    Of lines of a table that name one cell more than once, the values are added up if unstored
-    means zero; if it means missing, the last one stays, with a warning. So does `convert`.
+    If lines of a table name one cell more than once, their values are added up if unstored
+    means zero; if it means missing, the last one is used, with a warning. So does `convert`.
 
     The grid of blocks is that of Şimşekli et al. 2017, definition 1. A NumPy
-    array that is used where it is must not be changed afterwards. A dask array
-    must say itself that its chunks are sparse (its ``meta``).
+    array that is used in place must not be changed afterwards. A dask array
+    with sparse chunks must have a sparse ``meta``.
 
     Examples
     --------
@@ -231,7 +229,7 @@ def blocks_of(
             raise OptionError(
                 'unstored is "missing", but the input is dense: it stores every entry, and its '
                 "zeros are observed; mark missing entries with NaN or a mask, or pass a sparse "
-                "matrix; of a table with a line for each entry name rows, columns and values"
+                "matrix; for a table with a line for each entry pass rows, columns and values"
             )
         source = drop_all_missing(source, limit)
         grid = choose_grid(source.shape, source.chunks, blocks, workers, None, components)  # type: ignore[arg-type]
@@ -242,7 +240,7 @@ def blocks_of(
         raise OptionError(
             'unstored="zero", but the input says that entries it does not store are missing '
             '(fill_value NaN, or a store converted with unstored="missing"); leave unstored out, '
-            "or make the input anew"
+            "or make a new input"
         )
     zeros = meaning_of_unstored(source, unstored) == "zero"
     load_options = LoadOptions(

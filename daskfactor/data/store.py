@@ -406,8 +406,8 @@ class StoreWriter:
                 return None
         if not is_blocked_store(self.location):
             raise StoreError(
-                f"{self.location} exists and is no blocked store, so it is not touched; give "
-                "another name, or remove it yourself"
+                f"{self.location} exists and is not a blocked store, so it is left alone; "
+                "pass another name, or remove it yourself"
             )
         if not self._overwrite:
             raise self._exists_already()
@@ -665,8 +665,8 @@ def writing_errors(location: str) -> Iterator[None]:
         if not is_url(location):
             raise
         raise StoreError(
-            f"the store {location} could not be written: {why(error, location)}; what is there is "
-            "unfinished and no store, so see that it can be reached and convert again"
+            f"the store {location} could not be written: {why(error, location)}; the store there "
+            "is unfinished, so check that the location can be reached and convert again"
         ) from shown(error, location)
 
 

@@ -327,7 +327,7 @@ def read_table(location: str | PathLike[str]) -> Any:
     summaries = [bool(has_row_names and _NO_GENES.fullmatch(name)) for name in first]
     if any(summaries) and not all(summaries):
         warn(
-            f"{sum(summaries)} rows of {location} are no genes but summaries of HTSeq or STAR "
+            f"{sum(summaries)} rows of {location} are not genes but summaries of HTSeq or STAR "
             f"({first[summaries.index(True)]}, ...), and are left out",
             DataWarning,
         )

@@ -308,8 +308,8 @@ def _check_tensor(entries: Entries, names: Sequence[str] | None) -> Entries:
     ):
         bad_names = bad[0] if len(set(axis_names)) == len(axis_names) else axis_names
         raise OptionError(
-            f"axes need names of their own, which results do not use for something else, got "
-            f"{bad_names!r}; pass CP(..., factors=(...))"
+            f"axes need different names that results do not reserve, got {bad_names!r}; pass "
+            "CP(..., factors=(...))"
         )
     old_labels = entries.labels
     labels = {

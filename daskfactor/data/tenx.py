@@ -56,10 +56,11 @@ def with_cells_as_rows(source: Source, location: str) -> Source:
     if (len(genes), len(cells)) != (rows, columns):
         raise DataError(
             f"{location} has {rows} rows and {columns} columns, but the files beside it name "
-            f"{len(genes)} genes and {len(cells)} cells; move them away, or the right ones here"
+            f"{len(genes)} genes and {len(cells)} cells; move them away, or replace them with "
+            "the right ones"
         )
     warn(
-        f"the columns of {location} are taken for rows, because the file {CELLS} beside it names "
+        f"the columns of {location} are used as rows, because the file {CELLS} beside it names "
         f"them: {columns} cells and {rows} genes",
         DataWarning,
     )

@@ -202,7 +202,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
     (tmp_path / "b.h5ad").write_text("nothing")
     for name, message in (
         ("a", r"obs/_index of .* cannot be read by the anndata that is"),
-        ("b", r"b\.h5ad is no AnnData file that can be read"),
+        ("b", r"b\.h5ad is not a readable AnnData file"),
         ("c", r"c\.h5ad does not exist"),
     ):
         refused(DataError, message, dfac.as_blocks, tmp_path / f"{name}.h5ad")

@@ -346,8 +346,8 @@ def test_what_is_no_tensor_is_refused_in_a_sentence(case):
         ({"dtype": "int8"}, "float32"),
         ({"unstored": "zero"}, "the input is dense"),
         ({"names": ("a", "b")}, "3 axes"),
-        ({"names": ("a", "a", "b")}, "names of their own"),
-        ({"names": ("a", "W", "b")}, "names of their own"),
+        ({"names": ("a", "a", "b")}, "need different names"),
+        ({"names": ("a", "W", "b")}, "need different names"),
         ({"uncertainty": 1.0}, "uncertainty cannot be given"),
     ],
 )
