@@ -26,7 +26,7 @@ from daskfactor.data.annotated import (
     open_annotated,
     part_of,
 )
-from daskfactor.data.entries import (
+from daskfactor.data.coo import (
     DENSE_PART,
     MIN_LINES,
     Piece,
@@ -338,7 +338,7 @@ def zarr_array(location: str) -> tuple[Any, str]:
     """Return the zarr array at a path or URL, and its full location."""
     import zarr
 
-    from daskfactor.data.careful import open_zarr
+    from daskfactor.data.safe_zarr import open_zarr
 
     try:
         node = open_zarr(location)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import require
-from daskfactor.data.entries import text_array
+from daskfactor.data.coo import text_array
 from daskfactor.data.known import NAMED, SourceInfo
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, OptionError
@@ -213,7 +213,7 @@ def open_annotated(location: str, layer: str | None = None) -> AnnotatedFile | N
     if local.lower().endswith(H5AD) and not Path(local).is_dir():
         root = open_hdf5(local)
     elif zarr_kind(local) == "anndata":
-        from daskfactor.data.careful import open_zarr
+        from daskfactor.data.safe_zarr import open_zarr
 
         root = open_zarr(local)
     else:

@@ -29,14 +29,14 @@ from daskfactor.data.adapters import (
 )
 from daskfactor.data.annotated import is_annotated, open_annotated, part_in, part_of
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.dialects import PACKINGS, plain
-from daskfactor.data.entries import (
+from daskfactor.data.coo import (
     Piece,
     coordinate_pieces,
     text_array,
 )
-from daskfactor.data.folding import data_array, open_array
-from daskfactor.data.frames import (
+from daskfactor.data.dialects import PACKINGS, plain
+from daskfactor.data.known import DEFAULT_DIMS, NUMERIC, Labels, SourceInfo, usable_dims
+from daskfactor.data.long_tables import (
     UnclearTableError,
     is_frame,
     is_long,
@@ -44,7 +44,7 @@ from daskfactor.data.frames import (
     names_columns,
     open_frame,
 )
-from daskfactor.data.known import DEFAULT_DIMS, NUMERIC, Labels, SourceInfo, usable_dims
+from daskfactor.data.stacking import data_array, open_array
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import (
     ReadOptions,
@@ -491,7 +491,7 @@ def _read_parquet(location: str, name: str | None, options: ReadOptions) -> Any:
 
 def _bare_arrays(location: str) -> list[str]:
     """Return the names of arrays in a zarr group without dimension names, which xarray refuses."""
-    from daskfactor.data.careful import open_zarr
+    from daskfactor.data.safe_zarr import open_zarr
 
     return sorted(open_zarr(location).array_keys()) if zarr_kind(location) == "group" else []
 
@@ -500,7 +500,7 @@ def _dataset(location: str) -> Any:
     """Open the dataset at a location with xarray."""
     import xarray as xr
 
-    from daskfactor.data.careful import zarr_store
+    from daskfactor.data.safe_zarr import zarr_store
 
     if zarr_kind(location) is None:
         if not is_url(location):

@@ -20,12 +20,12 @@ from daskfactor.checks import (
 from daskfactor.data.adapters import decoded, open_source
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.cells import StoredWeights
-from daskfactor.data.entries import canonical
+from daskfactor.data.coo import canonical
 from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.sparse import meaning_of_unstored
 from daskfactor.data.tensor import entries_of
+from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.options import Reading, verb

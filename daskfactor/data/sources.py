@@ -11,9 +11,7 @@ from numpy.typing import DTypeLike
 from daskfactor.checks import one_of, warn
 from daskfactor.data.adapters import Source, from_blocks
 from daskfactor.data.blocks import BlockedData, filled, open_store
-from daskfactor.data.cells import CellWeights, Pairing, cell_weights
 from daskfactor.data.files import ANYTHING, open_input, refuse_columns
-from daskfactor.data.folding import drop_all_missing
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.known import (
     DataInfo,
@@ -26,6 +24,7 @@ from daskfactor.data.known import (
 )
 from daskfactor.data.loading import as_weights, load, read_budget, working_bytes
 from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
+from daskfactor.data.stacking import drop_all_missing
 from daskfactor.data.storage import (
     ArrayFile,
     FloatType,
@@ -35,6 +34,7 @@ from daskfactor.data.storage import (
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.data.tables import ReadOptions
+from daskfactor.data.weights import CellWeights, Pairing, cell_weights
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory, memory_budget
 from daskfactor.options import Weighing, verb

@@ -20,7 +20,7 @@ from scipy import sparse
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
-from daskfactor.data.entries import Axis, Piece, doubled, summable
+from daskfactor.data.coo import Axis, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
 from daskfactor.data.known import DataInfo, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.loading import Decoder, reading_errors

@@ -51,7 +51,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.checks import one_of
-from daskfactor.data.entries import text_array
+from daskfactor.data.coo import text_array
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.icechunks import MAX_PARENTS, is_repository
 from daskfactor.data.known import DataInfo, Labels, Layout, SourceInfo, Statistics, crc32
@@ -513,7 +513,7 @@ def zarr_kind(location: str) -> Kind | None:
     """
     import zarr
 
-    from daskfactor.data.careful import open_zarr
+    from daskfactor.data.safe_zarr import open_zarr
 
     location = absolute(location)
     if not is_url(location):
@@ -584,7 +584,7 @@ def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
 def _open_group(location: str) -> Any:
     import zarr
 
-    from daskfactor.data.careful import open_zarr
+    from daskfactor.data.safe_zarr import open_zarr
 
     try:
         if not is_url(location):

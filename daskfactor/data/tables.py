@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
+from daskfactor.data.coo import PIECE, Keys, Piece
 from daskfactor.data.dialects import (
     MISSING,
     UNIT,
@@ -34,7 +35,6 @@ from daskfactor.data.dialects import (
     readable,
     unreadable,
 )
-from daskfactor.data.entries import PIECE, Keys, Piece
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.urls import (

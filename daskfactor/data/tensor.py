@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.adapters import decoded, decoder, unstored_of_fill, zarr_array
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.frames import is_frame
+from daskfactor.data.coupled import SIDES, JointLabels, stacked_labels
 from daskfactor.data.grid import (
     STORED_ENTRY,
     WORTHWHILE_BLOCK,
@@ -30,7 +30,6 @@ from daskfactor.data.grid import (
     checked_blocks,
     inverse,
 )
-from daskfactor.data.joined import SIDES, JointLabels, stacked_labels
 from daskfactor.data.known import (
     RESERVED,
     DataInfo,
@@ -41,6 +40,7 @@ from daskfactor.data.known import (
     check_dtype,
     refuse_unobserved,
 )
+from daskfactor.data.long_tables import is_frame
 from daskfactor.data.sources import checked_options
 from daskfactor.data.storage import Storage, as_bytes
 from daskfactor.errors import DataError, OptionError

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.joined import CoupledData
+from daskfactor.data.coupled import CoupledData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, put_array

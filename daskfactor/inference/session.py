@@ -12,13 +12,13 @@ import numpy as np
 import daskfactor
 from daskfactor.checks import refuse_unknown, warn
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.cells import StoredWeights
+from daskfactor.data.coupled import join
 from daskfactor.data.files import reopen
 from daskfactor.data.grid import Bands, Grid, block_at
-from daskfactor.data.joined import join
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import blocks_of
 from daskfactor.data.tensor import as_tensor, grid_of
+from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import (
     DaskfactorError,
     DataError,

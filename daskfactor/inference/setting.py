@@ -18,8 +18,8 @@ from daskfactor.checks import (
     whole_number,
 )
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.coupled import CoupledData
 from daskfactor.data.grid import TensorGrid, inverse
-from daskfactor.data.joined import CoupledData
 from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Places

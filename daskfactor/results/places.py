@@ -284,7 +284,7 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
     text = located(path)
     found: View = Folder(Path(text))
     if is_url(text):
-        from daskfactor.data.careful import plain_store
+        from daskfactor.data.safe_zarr import plain_store
         from daskfactor.results.repository import UrlView, repository_view
 
         cloud = scheme_of(text) in CLOUD

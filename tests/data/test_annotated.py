@@ -11,7 +11,7 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.data import adapters, entries
+from daskfactor.data import adapters, coo
 from daskfactor.data.annotated import Compressed
 from daskfactor.errors import DataError, DataWarning, OptionError
 from tests.data.written import names_of
@@ -123,7 +123,7 @@ class Spied:
 
 
 def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch):
-    monkeypatch.setattr(entries, "PIECE", 50)
+    monkeypatch.setattr(coo, "PIECE", 50)
     matrix = sparse.csr_matrix(COUNTS)
     data, indices = Spied(matrix.data), Spied(matrix.indices)
     file = Compressed("csr", matrix.shape, data, indices, matrix.indptr)

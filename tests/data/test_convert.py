@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.io import mmread, mmwrite
 
-from daskfactor.data import entries as reading
+from daskfactor.data import coo as reading
 from daskfactor.data import sparse as passes
 from daskfactor.data import tables
 from daskfactor.data.adapters import Source
 from daskfactor.data.convert import Conversion, convert, export
-from daskfactor.data.entries import Piece
+from daskfactor.data.coo import Piece
 from daskfactor.data.grid import Grid
 from daskfactor.data.known import SourceInfo
 from daskfactor.data.sources import as_blocks

@@ -18,7 +18,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor import as_blocks, convert
-from daskfactor.data import entries as keys
+from daskfactor.data import coo as keys
 from daskfactor.data import files, tables
 from daskfactor.data.files import read_matrix
 from daskfactor.data.tables import ReadOptions, read_table

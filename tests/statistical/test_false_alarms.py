@@ -11,7 +11,7 @@ import pytest
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.data.joined import CoupledData, join
+from daskfactor.data.coupled import CoupledData, join
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.chain import Chain

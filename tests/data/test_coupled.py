@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.data.blocks import open_shared
+from daskfactor.data.coupled import CoupledData, join
 from daskfactor.data.grid import Grid
-from daskfactor.data.joined import CoupledData, join
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.kernels.views import BlockView, SparseBlock
 from tests.refusals import refused

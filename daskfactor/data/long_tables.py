@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.adapters import Source, from_pandas
-from daskfactor.data.entries import Piece, coordinate_pieces, text_array
+from daskfactor.data.coo import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
 from daskfactor.data.tables import ReadOptions, TableColumns, chosen_columns

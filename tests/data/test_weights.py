@@ -12,7 +12,7 @@ import zarr
 
 from daskfactor import as_blocks, convert, hold_out
 from daskfactor.data.blocks import BlockedData, open_shared
-from daskfactor.data.cells import StoredWeights
+from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import DataError, OptionError
 from tests.random_sparse import random_array
 from tests.refusals import refused
