@@ -18,7 +18,7 @@ from scipy.special import gammaln
 from daskfactor.allocation.counts import Counts, as_counts, distinct, stacked
 from daskfactor.allocation.model import AllocationModel
 from daskfactor.data.files import ANYTHING
-from daskfactor.data.known import free_name
+from daskfactor.data.labels import free_name
 from daskfactor.data.tables import ReadOptions
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors import SerialExecutor

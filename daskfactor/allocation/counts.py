@@ -21,7 +21,7 @@ from daskfactor.data.adapters import (
 )
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import ANYTHING, is_readable_file, open_input, read_matrix
-from daskfactor.data.known import DEFAULT_DIMS
+from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.data.tables import ReadOptions

@@ -36,22 +36,16 @@ from daskfactor.data.coo import (
     summable,
 )
 from daskfactor.data.grid import Block, Chunks, expand_chunks
-from daskfactor.data.known import (
-    NAMED,
+from daskfactor.data.labels import NAMED, Labels, Stack, cf_attrs, free_name, storable, usable_dims
+from daskfactor.data.statistics import (
     NUMERIC,
     DataInfo,
-    Labels,
     SourceInfo,
-    Stack,
-    cf_attrs,
     check_dtype,
     check_shape,
     countable,
-    free_name,
     matrix_shape,
-    storable,
     stored_cells,
-    usable_dims,
 )
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError

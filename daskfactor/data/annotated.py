@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import require
 from daskfactor.data.coo import text_array
-from daskfactor.data.known import NAMED, SourceInfo
+from daskfactor.data.labels import NAMED
+from daskfactor.data.statistics import SourceInfo
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.urls import absolute, along, is_url, opened, reached, shown, why

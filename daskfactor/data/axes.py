@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.known import DEFAULT_DIMS, RESERVED
+from daskfactor.data.labels import DEFAULT_DIMS, RESERVED
 from daskfactor.errors import DataError, ModelError
 
 Index = NDArray[np.int64]

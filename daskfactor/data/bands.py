@@ -8,7 +8,7 @@ from scipy import sparse
 
 from daskfactor.data.blocks import BlockedData, as_scipy
 from daskfactor.data.grid import Bands, Grid
-from daskfactor.data.known import stored_cells
+from daskfactor.data.statistics import stored_cells
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockView,

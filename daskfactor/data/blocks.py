@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.data.grid import Block, inverse
-from daskfactor.data.known import DataInfo, Labels, WeightSums, stored_cells
+from daskfactor.data.labels import Labels
 from daskfactor.data.loading import WEIGHTS, Decoder, as_weights, mask_zero_weights, read
+from daskfactor.data.statistics import DataInfo, WeightSums, stored_cells
 from daskfactor.data.storage import (
     ArrayFile,
     Extent,

@@ -16,7 +16,7 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, open_store
 from daskfactor.data.files import label_file, open_sparse
 from daskfactor.data.grid import Grid
-from daskfactor.data.known import Labels
+from daskfactor.data.labels import Labels
 from daskfactor.data.sources import checked_options
 from daskfactor.data.sparse import LoadOptions, SparseLoader, meaning_of_unstored
 from daskfactor.data.store import BlockStore, StoreWriter, writing_errors

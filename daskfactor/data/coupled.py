@@ -25,14 +25,10 @@ from daskfactor.data.axes import Axis, Index, axes_of, factors_of, put_on_sides,
 from daskfactor.data.bands import band_of
 from daskfactor.data.blocks import BlockedData, as_scipy
 from daskfactor.data.grid import Bands, Block, Grid, default_blocks, inverse
-from daskfactor.data.known import (
-    Labels,
-    Layout,
-    SourceInfo,
-    StatisticsBuilder,
-)
+from daskfactor.data.labels import Labels
 from daskfactor.data.sources import as_blocks, checked_options, stores_all
 from daskfactor.data.sparse import block_of
+from daskfactor.data.statistics import Layout, SourceInfo, StatisticsBuilder
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type

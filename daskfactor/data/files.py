@@ -35,7 +35,7 @@ from daskfactor.data.coo import (
     text_array,
 )
 from daskfactor.data.dialects import PACKINGS, plain
-from daskfactor.data.known import DEFAULT_DIMS, NUMERIC, Labels, SourceInfo, usable_dims
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
 from daskfactor.data.long_tables import (
     UnclearTableError,
     is_frame,
@@ -45,6 +45,7 @@ from daskfactor.data.long_tables import (
     open_frame,
 )
 from daskfactor.data.stacking import data_array, open_array
+from daskfactor.data.statistics import NUMERIC, SourceInfo
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import (
     ReadOptions,

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.known import (
+from daskfactor.data.labels import Labels
+from daskfactor.data.staging import join_intervals
+from daskfactor.data.statistics import (
     DENSE,
     DataInfo,
-    Labels,
     Locate,
     StatisticsBuilder,
     Weighing,
@@ -28,7 +29,6 @@ from daskfactor.data.known import (
     dense_cells,
     infinite,
 )
-from daskfactor.data.staging import join_intervals
 from daskfactor.data.storage import FloatArray, FloatType, Storage, zero_copy
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
 

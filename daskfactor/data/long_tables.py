@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from daskfactor.data.adapters import Source, from_pandas
 from daskfactor.data.coo import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
-from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, storable, usable_dims
+from daskfactor.data.statistics import SourceInfo
 from daskfactor.data.tables import ReadOptions, TableColumns, chosen_columns
 from daskfactor.errors import DataError, OptionError
 

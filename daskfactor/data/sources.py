@@ -13,18 +13,18 @@ from daskfactor.data.adapters import Source, from_blocks
 from daskfactor.data.blocks import BlockedData, filled, open_store
 from daskfactor.data.files import ANYTHING, open_input, refuse_columns
 from daskfactor.data.grid import Grid, choose_grid
-from daskfactor.data.known import (
+from daskfactor.data.labels import Labels
+from daskfactor.data.loading import as_weights, load, read_budget, working_bytes
+from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
+from daskfactor.data.stacking import drop_all_missing
+from daskfactor.data.statistics import (
     DataInfo,
-    Labels,
     Layout,
     SourceInfo,
     Statistics,
     matrix_shape,
     refuse_unobserved,
 )
-from daskfactor.data.loading import as_weights, load, read_budget, working_bytes
-from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
-from daskfactor.data.stacking import drop_all_missing
 from daskfactor.data.storage import (
     ArrayFile,
     FloatType,

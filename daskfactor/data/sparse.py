@@ -22,8 +22,8 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
 from daskfactor.data.coo import Axis, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.known import DataInfo, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.loading import Decoder, reading_errors
+from daskfactor.data.statistics import DataInfo, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.storage import ArrayFile, FloatType, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type

@@ -24,18 +24,10 @@ from daskfactor.data.adapters import (
     is_pydata_sparse,
     open_source,
 )
-from daskfactor.data.known import (
-    NAMED,
-    Labels,
-    SourceInfo,
-    Stack,
-    cf_attrs,
-    check_dtype,
-    free_name,
-    storable,
-)
+from daskfactor.data.labels import NAMED, Labels, Stack, cf_attrs, free_name, storable
 from daskfactor.data.loading import read_budget, reading_errors
 from daskfactor.data.staging import Box, ScratchCopy, boxes
+from daskfactor.data.statistics import SourceInfo, check_dtype
 from daskfactor.errors import DataError, DataWarning, OptionError
 
 Dims = str | int | Iterable[Any] | None

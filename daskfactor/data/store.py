@@ -54,7 +54,8 @@ from daskfactor.checks import one_of
 from daskfactor.data.coo import text_array
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.icechunks import MAX_PARENTS, is_repository
-from daskfactor.data.known import DataInfo, Labels, Layout, SourceInfo, Statistics, crc32
+from daskfactor.data.labels import Labels
+from daskfactor.data.statistics import DataInfo, Layout, SourceInfo, Statistics, crc32
 from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type

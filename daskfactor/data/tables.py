@@ -35,7 +35,8 @@ from daskfactor.data.dialects import (
     readable,
     unreadable,
 )
-from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
+from daskfactor.data.statistics import SourceInfo
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.urls import (
     along,

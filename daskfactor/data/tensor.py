@@ -30,18 +30,17 @@ from daskfactor.data.grid import (
     checked_blocks,
     inverse,
 )
-from daskfactor.data.known import (
-    RESERVED,
+from daskfactor.data.labels import RESERVED, Labels
+from daskfactor.data.long_tables import is_frame
+from daskfactor.data.sources import checked_options
+from daskfactor.data.statistics import (
     DataInfo,
-    Labels,
     Layout,
     SourceInfo,
     Statistics,
     check_dtype,
     refuse_unobserved,
 )
-from daskfactor.data.long_tables import is_frame
-from daskfactor.data.sources import checked_options
 from daskfactor.data.storage import Storage, as_bytes
 from daskfactor.errors import DataError, OptionError
 from daskfactor.kernels.views import TensorBlock, index_type, pointer_type

@@ -15,7 +15,8 @@ from daskfactor.data.adapters import Source, from_chunked, from_compressed
 from daskfactor.data.annotated import Compressed, open_hdf5
 from daskfactor.data.coo import Piece, text_array
 from daskfactor.data.dialects import plain
-from daskfactor.data.known import NAMED, NUMERIC, Labels, SourceInfo
+from daskfactor.data.labels import NAMED, Labels
+from daskfactor.data.statistics import NUMERIC, SourceInfo
 from daskfactor.errors import DataError, DataWarning
 from daskfactor.urls import is_url
 

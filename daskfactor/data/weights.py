@@ -19,15 +19,9 @@ from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarra
 from daskfactor.data.blocks import BlockedData, lookup
 from daskfactor.data.files import open_input
 from daskfactor.data.grid import Block, Grid
-from daskfactor.data.known import (
-    Layout,
-    SourceInfo,
-    StatisticsBuilder,
-    Weighing,
-    stored_cells,
-)
 from daskfactor.data.loading import UNCERTAINTY, WEIGHTS, weights_of
 from daskfactor.data.sparse import LoadOptions, block_of
+from daskfactor.data.statistics import Layout, SourceInfo, StatisticsBuilder, Weighing, stored_cells
 from daskfactor.data.storage import FloatArray, FloatType, Storage
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, OptionError

@@ -13,7 +13,7 @@ from daskfactor.checks import label_at, match_labels, one_of, refuse_repeated, t
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import ANYTHING, open_input
-from daskfactor.data.known import DEFAULT_DIMS
+from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.store import is_blocked_store
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, ModelError, OptionError

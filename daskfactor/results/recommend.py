@@ -20,9 +20,9 @@ from daskfactor.checks import (
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import open_input, reopen
 from daskfactor.data.grid import Block
-from daskfactor.data.known import stored_cells
 from daskfactor.data.long_tables import UnclearTableError
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.statistics import stored_cells
 from daskfactor.data.storage import ArrayFile
 from daskfactor.data.store import is_blocked_store
 from daskfactor.data.tables import ReadOptions

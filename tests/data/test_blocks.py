@@ -15,7 +15,7 @@ import zarr
 
 from daskfactor import as_blocks, convert
 from daskfactor.data.blocks import MAX_OPEN, BlockedData, open_shared
-from daskfactor.data.known import Labels, usable_dims
+from daskfactor.data.labels import Labels, usable_dims
 from daskfactor.data.storage import PREFIX
 from daskfactor.errors import DataWarning, OptionError, StoreError
 from daskfactor.kernels.views import BlockView, SparseBlock

@@ -26,8 +26,8 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.convert import Conversion, convert, export
 from daskfactor.data.coo import Piece
 from daskfactor.data.grid import Grid
-from daskfactor.data.known import SourceInfo
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.statistics import SourceInfo
 from daskfactor.data.store import StoreWriter, is_blocked_store
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused

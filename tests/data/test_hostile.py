@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import daskfactor as dfac
-from daskfactor.data.known import crc32
+from daskfactor.data.statistics import crc32
 from daskfactor.data.store import attributes_checksum
 from daskfactor.errors import DaskfactorError, DataError, StoreError, StoreFormatError
 from daskfactor.urls import absolute, is_url
