@@ -17,8 +17,8 @@ from scipy.special import gammaln
 from daskfactor.allocation.counts import Counts, as_counts, distinct, stacked
 from daskfactor.allocation.model import AllocationModel
 from daskfactor.data.files import ANYTHING
-from daskfactor.data.known import free_name
-from daskfactor.data.tables import Wanted
+from daskfactor.data.labels import free_name
+from daskfactor.data.tables import ReadOptions
 from daskfactor.evidence.base import EvidenceMethod
 
 IntArray = NDArray[np.int64]
@@ -403,7 +403,7 @@ class AllocationMethod(EvidenceMethod):
 
     suits = ("counts",)
 
-    def read(self, V: Any, model: Any, options: Wanted = ANYTHING) -> tuple[Any, str]:
+    def read(self, V: Any, model: Any, options: ReadOptions = ANYTHING) -> tuple[Any, str]:
         """Read counts."""
         counts = as_counts(V, model, options)
         return counts, f"{counts.total} tokens in {len(counts.values)} cells"

@@ -16,15 +16,15 @@ from daskfactor.data.adapters import (
     from_blocks,
     is_pydata_sparse,
     is_scipy_sparse,
-    meaning_of_fill,
+    unstored_of_fill,
     zarr_array,
 )
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import ANYTHING, is_readable_file, open_input, read_matrix
-from daskfactor.data.known import DEFAULT_DIMS
+from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import BlockStore, is_blocked_store
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, OptionError
 from daskfactor.random import Stream, generator, resolve_seed
 
@@ -118,7 +118,7 @@ class _Tensor(NamedTuple):
     labels: Mapping[str, NDArray[Any]] = {}
 
 
-def as_counts(X: Any, model: AllocationModel, options: Wanted = ANYTHING) -> Counts:
+def as_counts(X: Any, model: AllocationModel, options: ReadOptions = ANYTHING) -> Counts:
     """Read the counts of a model from data of any kind.
 
     Parameters
@@ -216,7 +216,7 @@ def _refusal(cell: IntArray, value: Any, dims: tuple[str, ...], source: _Tensor)
     return DataError(f"the count at {', '.join(names)} is {value}; {advice}")
 
 
-def _open(data: Any, dims: Sequence[str], options: Wanted = ANYTHING) -> _Tensor:
+def _open(data: Any, dims: Sequence[str], options: ReadOptions = ANYTHING) -> _Tensor:
     """Open data of any kind; a DataArray's dims go as ``dims`` if it has these.
 
     Raises
@@ -255,7 +255,7 @@ def _open(data: Any, dims: Sequence[str], options: Wanted = ANYTHING) -> _Tensor
 def _part_of(array: Any) -> Part:
     """Return the entries of an array in memory that are not zero."""
     if is_pydata_sparse(array):
-        if meaning_of_fill(array.fill_value) == "missing":
+        if unstored_of_fill(array.fill_value) == "missing":
             raise DataError(MISSING)
         array = array if type(array).__name__ == "COO" else array.asformat("coo")
         return array.coords.T.astype(np.int64), array.data

@@ -59,9 +59,9 @@ class ModelOptions:
         for name, file in files.items():
             if file is not None:
                 from daskfactor.data.files import read_matrix
-                from daskfactor.data.tables import Wanted
+                from daskfactor.data.tables import ReadOptions
 
-                options[name] = read_matrix(file, Wanted(table=False))
+                options[name] = read_matrix(file, ReadOptions(table=False))
         models = {"gaussian": dfac.GaussianMF, "negative-binomial": dfac.NegativeBinomialNMF}
         return models.get(self.model, dfac.TweedieNMF)(n_components, **options)
 

@@ -246,9 +246,9 @@ def _number_or_matrix(text: str) -> Any:
     if isinstance(number, float):
         return number
     from daskfactor.data.files import read_matrix
-    from daskfactor.data.tables import Wanted
+    from daskfactor.data.tables import ReadOptions
 
-    return read_matrix(text, Wanted(table=False))
+    return read_matrix(text, ReadOptions(table=False))
 
 
 EXECUTION_PANEL: Final = "Execution"

@@ -1,9 +1,9 @@
-"""Adapters: each kind of matrix in memory, or open in its library, seen as one `Source`.
+"""Adapters: one `Source` for each kind of matrix, in memory or open in its library.
 
-Nothing is computed or copied here. Libraries that the caller has not imported
-are not imported either: an object of theirs cannot have been passed.
+Nothing is computed or copied here. Libraries that the caller has not imported are not imported
+either: an object of theirs cannot have been passed.
 
-A kind of input is added here alone: a function that makes its `Source`, and a line of `KINDS`.
+To add a kind of input, write a function that returns its `Source`, and add a line to `KINDS`.
 """
 
 import base64
@@ -26,9 +26,9 @@ from daskfactor.data.annotated import (
     open_annotated,
     part_of,
 )
-from daskfactor.data.entries import (
+from daskfactor.data.coo import (
     DENSE_PART,
-    LEAST_LINES,
+    MIN_LINES,
     Piece,
     canonical,
     check_pointers,
@@ -36,22 +36,16 @@ from daskfactor.data.entries import (
     summable,
 )
 from daskfactor.data.grid import Block, Chunks, expand_chunks
-from daskfactor.data.known import (
-    NAMED,
+from daskfactor.data.labels import NAMED, Labels, Stack, cf_attrs, free_name, storable, usable_dims
+from daskfactor.data.statistics import (
     NUMERIC,
-    Known,
-    Labels,
+    DataInfo,
     SourceInfo,
-    Stack,
     check_dtype,
     check_shape,
     countable,
-    free_name,
     matrix_shape,
-    storable,
     stored_cells,
-    told,
-    usable_dims,
 )
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
@@ -61,48 +55,51 @@ FLOAT = np.dtype(np.float64)
 STRIP = 2**23
 """Bytes of columns that are read together."""
 PACKING = frozenset({"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"})
-"""Attributes by which netCDF, and what is written like it, says that values are packed."""
+"""Attributes by which netCDF and similar formats mark packed values."""
 SCALING = frozenset({"scale_factor", "add_offset"})
 
 
 @dataclass(frozen=True)
 class Source:
-    """Any input, as one pass over it sees it; sparse if it has `pieces`.
+    """Input of any kind, as the pass over it sees it; sparse if it has `pieces`.
 
     Attributes
     ----------
     info
-        What it is and where.
+        Kind and location.
     shape
-        (I, J); None if keys of rows and columns are names to be learnt.
+        (I, J); None if keys of rows and columns are names that the pass collects.
     dtype
-        Type of its values, where that is known.
+        Type of its values, if known in advance.
     labels
-        Labels of rows and columns, or, where they are learnt, the names of the dimensions, with
-        an empty coordinate for what are texts in its pieces and times for the caller.
+        Labels of rows and columns. If the pass collects them: names of the dimensions, with an
+        empty coordinate for labels that are text in the pieces and times for the caller.
     chunks
-        Lengths of its chunks of rows and of columns, if it has any.
+        Lengths of its chunks of rows and of columns, if any.
     steps
-        Of a copy of it that is cut in another way: lengths of rows and columns to read at once.
+        Lengths of rows and columns to read at once, if a scratch copy has other chunks.
     read
-        Of a dense source: gives the entries in some rows and columns.
+        Function that returns the entries in some rows and columns, for a dense source.
     array
-        Of a dense source that is in memory: the array itself.
+        The array, for a dense source in memory.
     pieces
-        Of a sparse source: starts a stream of its entries, the same in the same order each
-        time: ``pieces(add)``. Without ``add`` a matrix refuses entries that name a cell again
-        rather than adding them up.
+        Function ``pieces(add)`` that starts a stream of the entries of a sparse source, the same
+        in the same order each time. With ``add`` entries of one cell are added up, without it a
+        matrix in memory refuses them.
     matrix
-        Of a sparse source in memory: called with ``add``, all of it, compressed, no cell twice.
+        Function ``matrix(add)`` that returns all entries of a sparse source in memory as
+        compressed rows or columns without duplicates.
     entries
-        How many entries a sparse source has, if that is known before they are read.
+        Number of entries of a sparse source, if known before they are read.
     unstored
-        What a sparse source itself says about entries that it does not store.
+        Meaning of unstored entries according to the sparse source itself.
     usual
-        What is taken for granted where neither it nor the caller says so.
+        Default meaning of unstored entries, if neither source nor caller define it.
+    stacking
+        `Stacking` of an array with stacked dimensions, which the source was made from.
     merges
-        Whether entries may name a cell again, as lines of tables may: they are added up where
-        what is not stored is zero, and else the last one stays.
+        True if several entries may name one cell, as lines of tables may: they are added up if
+        unstored entries are zero; otherwise the last one is used.
     """
 
     info: SourceInfo
@@ -117,34 +114,34 @@ class Source:
     entries: int | None = None
     unstored: str | None = None
     usual: str = "zero"
-    fold: Any = None
+    stacking: Any = None
     merges: bool = False
     steps: Chunks | None = None
 
     def __post_init__(self) -> None:
-        """Refuse more rows and columns than memory has room to count."""
+        """Refuse more rows and columns than there is memory to count entries for."""
         if self.shape is not None:
             countable(self.shape)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether it is read as entries with their places."""
+        """Return whether the source is read as entries with their positions."""
         return self.pieces is not None
 
     @property
     def where(self) -> str:
-        """How a message calls it."""
+        """Return the location, or else the kind of input, for messages."""
         return self.info.location or f"the {self.info.kind} input"
 
 
 HINTS = {"Dataset": "one variable of it", "Series": "V.to_frame()", "list": "numpy.array(V)"}
-"""What to pass for data of types that are easily made one that is read."""
+"""Expression to pass instead, by unsupported type."""
 
 
 def open_source(data: Any) -> Source:
-    """The adapter for whatever the caller passed."""
+    """Return the source of any supported object."""
     for module, name, adapter in KINDS:
-        # A module may be the user's own, under the name of a library.
+        # A module of the user may have the name of a library.
         if isinstance(data, getattr(sys.modules.get(module), name, ())):
             return adapter(data)
     hint = HINTS.get(type(data).__name__, "")
@@ -157,7 +154,7 @@ def open_source(data: Any) -> Source:
 
 
 def from_numpy(array: NDArray[Any]) -> Source:
-    """A NumPy array or masked array; masked entries are missing."""
+    """Return the source of a NumPy array or masked array; masked entries are missing."""
     return Source(
         SourceInfo("numpy"),
         matrix_shape(array.shape),
@@ -168,22 +165,21 @@ def from_numpy(array: NDArray[Any]) -> Source:
 
 
 def from_scipy(matrix: Any) -> Source:
-    """A scipy sparse matrix or array of any format; `hold_out` notes in it what is not stored."""
+    """Return the source of a scipy sparse matrix; `hold_out` sets its attribute ``unstored``."""
     source = _in_memory("scipy", matrix, lambda: matrix)
     return replace(source, unstored=getattr(matrix, "unstored", None))
 
 
 def from_pydata(array: Any) -> Source:
-    """A two-dimensional array of the sparse package: COO, GCXS or DOK."""
+    """Return the source of a two-dimensional array of the sparse package: COO, GCXS or DOK."""
     source = _in_memory("sparse", array, lambda: _scipy_of(array))
-    return replace(source, unstored=meaning_of_fill(array.fill_value))
+    return replace(source, unstored=unstored_of_fill(array.fill_value))
 
 
 def from_dask(array: Any) -> Source:
-    """A dask array of NumPy or sparse chunks, computed part by part while the pass goes on.
+    """Return the source of a dask array with NumPy or sparse chunks, computed part by part.
 
-    The scheduler is the one that is configured (or the current cluster), by
-    default dask's threads.
+    The scheduler is the configured one (or the current cluster), by default dask's threads.
     """
     if any(np.isnan(size) for sizes in array.chunks for size in sizes):
         raise DataError(
@@ -196,12 +192,12 @@ def from_dask(array: Any) -> Source:
     )
     if not (is_scipy_sparse(array._meta) or is_pydata_sparse(array._meta)):
         return replace(source, read=lambda rows, cols: array[rows, cols].compute())
-    fill = meaning_of_fill(array._meta.fill_value) if is_pydata_sparse(array._meta) else None
+    fill = unstored_of_fill(array._meta.fill_value) if is_pydata_sparse(array._meta) else None
     return replace(source, pieces=lambda add: _dask_pieces(array, fill, add), unstored=fill)
 
 
 def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
-    """An array in a file that gives regions: of zarr, or a dataset of HDF5 that is open."""
+    """Return the source of an array in a file: zarr, or an open HDF5 dataset."""
     shape, dtype = matrix_shape(array.shape), check_dtype(array.dtype)
     decode = decoder(array)
 
@@ -218,24 +214,27 @@ def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
 
 
 def _chunk_sizes(array: Any, shape: tuple[int, int]) -> Chunks | None:
-    """Lengths of chunks; newer versions of zarr give them, and of chunks of many sizes only so."""
+    """Return the lengths of chunks.
+
+    Newer versions of zarr provide them, and only they support chunks of different sizes.
+    """
     sizes = getattr(array, "read_chunk_sizes", None)
     if sizes is not None:
-        rows, cols = (tuple(map(int, own)) for own in sizes)
+        rows, cols = (tuple(map(int, lengths)) for lengths in sizes)
         return rows, cols
     return None if array.chunks is None else expand_chunks(shape, array.chunks)
 
 
 def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
-    """What turns values of an array of zarr or HDF5 into those that its attributes say.
+    """Return the function that unpacks values as attributes in zarr or HDF5 say.
 
-    None where they are not packed, as netCDF keeps them.
+    None if the values are not packed in the way of netCDF.
     """
     attrs = array.attrs
     packing = {name: _number_of(name, attrs[name]) for name in PACKING if name in attrs}
     old = getattr(getattr(array, "metadata", None), "zarr_format", 3) == 2
     if old and "_ARRAY_DIMENSIONS" in attrs and array.fill_value is not None:
-        # In what xarray wrote, the fill value is missing. Elsewhere it is what nobody has written.
+        # For xarray the fill value means missing; for others it is the value of absent chunks.
         packing["_FillValue"] = array.fill_value
     if not packing:
         return None
@@ -251,15 +250,15 @@ def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
 
 
 def _number_of(name: str, value: Any) -> Any:
-    """The number, or the numbers, in an attribute; zarr has floats as their bytes in text."""
+    """Return the number or numbers in an attribute; zarr writes floats as base64 text."""
     if isinstance(value, str) and name != "_Unsigned":
         try:
             raw = base64.b64decode(value, validate=True)
         except ValueError:
             raw = b""
         value = np.frombuffer(raw, "<f8") if len(raw) == 8 else float(value)
-    found = np.ravel(value)
-    return found[0] if found.size == 1 else found
+    numbers = np.ravel(value)
+    return numbers[0] if numbers.size == 1 else numbers
 
 
 def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -272,12 +271,12 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def npy_at(location: str) -> Source:
-    """A matrix in a ``.npy`` file at a URL, of which parts are read when they are wanted."""
+    """Return the source of a ``.npy`` file at a URL, which is read in parts."""
     with open_binary(location) as file:
         shape, by_column, dtype = npy_header(file)
         start = file.tell()
     shape, dtype = matrix_shape(shape), check_dtype(dtype)
-    # Of a file that lies by columns strips of columns are read.
+    # A file in column-major order is read in strips of columns.
     width = max(1, STRIP // (shape[0] * dtype.itemsize))
     return Source(
         SourceInfo("npy", location, lazy=True),
@@ -304,12 +303,12 @@ def _part_of_npy(
         raw = file.read(size)
     if len(raw) < size:
         raise DataError(f"{location} ends too early; it was cut off, or is still being written")
-    found = np.frombuffer(raw, dtype).reshape(-1, length)[:, minor]
-    return found.T if by_column else found
+    part = np.frombuffer(raw, dtype).reshape(-1, length)[:, minor]
+    return part.T if by_column else part
 
 
 def from_zarr(array: Any, location: str | None = None) -> Source:
-    """A zarr array; chunks that its store does not hold have its fill value."""
+    """Return the source of a zarr array; chunks absent from its store have its fill value."""
     stored_at = str(array.store_path)
     if location is None and stored_at.startswith("file://"):
         location = stored_at.removeprefix("file://")
@@ -320,44 +319,48 @@ def from_zarr(array: Any, location: str | None = None) -> Source:
 
 
 def from_location(location: str) -> Source:
-    """What is at a path or URL: an AnnData, or a zarr array."""
-    found = open_annotated(location)
-    return from_zarr(*zarr_array(location)) if found is None else from_annotated(part_of(found))
+    """Return the source of the AnnData or zarr array at a path or URL."""
+    annotated = open_annotated(location)
+    return (
+        from_zarr(*zarr_array(location))
+        if annotated is None
+        else from_annotated(part_of(annotated))
+    )
 
 
 def zarr_array(location: str) -> tuple[Any, str]:
-    """The zarr array at a path or URL, and its place, written out in full."""
+    """Return the zarr array at a path or URL, and its full location."""
     import zarr
 
-    from daskfactor.data.careful import open_zarr
+    from daskfactor.data.safe_zarr import open_zarr
 
     try:
-        found = open_zarr(location)
+        node = open_zarr(location)
     except DaskfactorError:
         raise
-    except Exception as error:  # noqa: BLE001 - every store has errors of its own
+    except Exception as error:  # noqa: BLE001 - every store raises errors of other types
         nothing = isinstance(error, FileNotFoundError)
         reason = "there is nothing of that kind" if nothing else error_summary(error, location)
         raise StoreError(
             f"no zarr array can be opened at {location} ({reason}); check the path, or pass that "
             "of an array or a blocked store that exists and can be read"
         ) from safe_cause(error, location)
-    if isinstance(found, zarr.Array):
-        store: Any = found.store
-        return found, store.location
+    if isinstance(node, zarr.Array):
+        store: Any = node.store
+        return node, store.location
     if zarr_kind(location) == "run":
         raise DataError(
-            f"{location} is a run of daskfactor, not data: read its results with open_run, or go "
-            "on with it by resume; pass the data that it was made from"
+            f"{location} is a run of daskfactor, not data; pass the data that it was made from, or "
+            "read its results with open_run, or continue it with resume"
         )
-    inside = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
+    inside = ", ".join(sorted(name for name, _ in node.arrays())) or "none"
     raise DataError(
         f"{location} is a zarr group, not an array; pass the path of one of its arrays ({inside})"
     )
 
 
 def decoded(array: Any) -> Any:
-    """A DataArray with the values that its attributes say, where these are packed as in netCDF."""
+    """Return a DataArray with unpacked values, if its attributes mark them as packed."""
     if PACKING.isdisjoint(array.attrs):
         return array
     if is_pydata_sparse(getattr(array.variable, "_data", None)):
@@ -368,15 +371,15 @@ def decoded(array: Any) -> Any:
     scaled = SCALING & {*array.attrs}
     if scaled:
         floats = array.dtype.kind == "f"  # arithmetic keeps attributes: they are unpacked already
-        what = "are taken as they are" if floats else "were unpacked"
+        treatment = "are taken as they are" if floats else "were unpacked"
         warn(
-            f"the DataArray has the attributes {', '.join(sorted(scaled))}, and its values {what}; "
-            "remove these attributes where they no longer hold",
+            f"the DataArray has the attributes {', '.join(sorted(scaled))}, and its values "
+            f"{treatment}; remove these attributes where they no longer hold",
             DataWarning,
         )
         if floats:
             array = array.copy(deep=False)
-            array.attrs = {key: own for key, own in array.attrs.items() if key not in SCALING}
+            array.attrs = {key: value for key, value in array.attrs.items() if key not in SCALING}
     if array.chunks is None and not getattr(array.variable, "_in_memory", True):
         from xarray import decode_cf
 
@@ -386,13 +389,13 @@ def decoded(array: Any) -> Any:
     from xarray.conventions import decode_cf_variable
 
     variable = decode_cf_variable("values", array.variable, decode_times=False)
-    found = array.copy(data=variable.data)
-    found.attrs = variable.attrs
-    return found
+    result = array.copy(data=variable.data)
+    result.attrs = variable.attrs
+    return result
 
 
 def from_xarray(array: Any) -> Source:
-    """A DataArray backed by NumPy, sparse or dask, or by a file that xarray reads lazily."""
+    """Return the source of a DataArray: NumPy, sparse, dask or lazily read from a file."""
     array = decoded(array)
     shape = matrix_shape(array.shape)
     names = row_dim, col_dim = array.dims
@@ -428,35 +431,39 @@ def from_xarray(array: Any) -> Source:
             coords[coord.dims[0]][str(key)] = storable(
                 str(key), coord.to_numpy(), key in array.dims
             )
-    attrs = {str(key): found for key, coord in array.coords.items() if (found := told(coord.attrs))}
+    attrs = {
+        str(key): units for key, coord in array.coords.items() if (units := cf_attrs(coord.attrs))
+    }
     name = None if array.name is None else str(array.name)
     sides = coords[row_dim], coords[row_dim if names[0] == names[1] else col_dim]
-    labels = Labels(str(names[0]), str(names[1]), *sides, name, attrs, told(array.attrs), stacks)
+    labels = Labels(
+        str(names[0]), str(names[1]), *sides, name, attrs, cf_attrs(array.attrs), stacks
+    )
     return replace(source, labels=labels, info=replace(source.info, kind="xarray"))
 
 
 def _stack(dim: str, index: Any, names: list[str]) -> Stack:
-    """All labels of each level of a MultiIndex, which xarray and pandas may have without some.
+    """Return all labels of each level of a MultiIndex; pandas allows missing ones.
 
     Raises
     ------
     DataError
-        If labels are missing at some of its places.
+        If a position has no label.
     """
     for name, codes in zip(names, index.codes, strict=True):
         gone = np.flatnonzero(np.asarray(codes) < 0)
         if gone.size:
             raise DataError(
                 f"{gone.size} of the {len(index)} labels of {dim!r} are missing at the level "
-                f"{name!r}, the first at position {gone[0]}; every place needs a label of its own: "
-                "fill them in, drop these places, or drop the index with reset_index"
+                f"{name!r}, the first at position {gone[0]}; every position needs a label: "
+                "fill them in, drop these positions, or drop the index with reset_index"
             )
     levels = {n: storable(n, of.to_numpy()) for n, of in zip(names, index.levels, strict=True)}
     return Stack(levels, maps=False)
 
 
 def from_pandas(frame: Any) -> Source:
-    """A DataFrame of numbers; its index and columns become labels."""
+    """Return the source of a DataFrame of numbers; its index and columns become labels."""
     matrix_shape(frame.shape)
     wrong = [str(name) for name, dtype in frame.dtypes.items() if dtype.kind not in NUMERIC]
     if wrong:
@@ -465,7 +472,7 @@ def from_pandas(frame: Any) -> Source:
         raise DataError(
             f"{len(wrong)} {what} of the DataFrame {'hold' if several else 'holds'} no numbers: "
             f"{', '.join(wrong[:NAMED])}; drop {them}, convert {them}, or make {them} the index "
-            "with set_index; of a table with a line for each entry name rows, columns and values"
+            "with set_index; for a table with a line for each entry pass rows, columns and values"
         )
     kinds = set(frame.dtypes)
     plain = len(kinds) == 1 and all(isinstance(dtype, np.dtype) for dtype in kinds)
@@ -490,23 +497,23 @@ def from_pandas(frame: Any) -> Source:
 
 
 def _from_sparse_columns(frame: Any) -> Source:
-    """A DataFrame whose columns are sparse arrays of pandas, all with one fill value."""
-    fills = {meaning_of_fill(dtype.fill_value) for dtype in set(frame.dtypes)}
+    """Return the source of a DataFrame whose columns are pandas sparse arrays."""
+    fills = {unstored_of_fill(dtype.fill_value) for dtype in set(frame.dtypes)}
     if len(fills) > 1:
         raise DataError(
             "some columns of the DataFrame are sparse with fill value 0 and others with NaN; give "
             "all of them one, for example with .astype(pandas.SparseDtype('float64', 0))"
         )
-    columns = [own.array for _, own in frame.items()]
-    rows = np.concatenate([own.sp_index.indices for own in columns])
-    at = np.repeat(np.arange(len(columns)), [own.sp_values.size for own in columns])
-    values = np.concatenate([own.sp_values for own in columns])
-    matrix = sparse.coo_array((values, (rows, at)), shape=frame.shape)
+    columns = [column.array for _, column in frame.items()]
+    rows = np.concatenate([column.sp_index.indices for column in columns])
+    column_of = np.repeat(np.arange(len(columns)), [column.sp_values.size for column in columns])
+    values = np.concatenate([column.sp_values for column in columns])
+    matrix = sparse.coo_array((values, (rows, column_of)), shape=frame.shape)
     return replace(_in_memory("pandas", matrix, lambda: matrix), unstored=fills.pop())
 
 
 def from_annotated(part: Annotated) -> Source:
-    """One matrix of an AnnData; names of observations and variables become labels."""
+    """Return the source of one matrix of an AnnData, labelled by its names."""
     source = open_source(part.matrix)
     if source.shape != (part.obs.size, part.var.size):
         raise DataError(
@@ -525,13 +532,13 @@ def from_annotated(part: Annotated) -> Source:
 
 
 def from_compressed(matrix: Compressed) -> Source:
-    """Compressed rows or columns that are left in their file: read a piece at a time."""
+    """Return the source of compressed rows or columns in a file, read in pieces."""
 
     def pieces(add: bool) -> Iterator[Piece]:
-        held = matrix._replace(indptr=np.asarray(matrix.indptr[:]))
+        loaded = matrix._replace(indptr=np.asarray(matrix.indptr[:]))
         length = matrix.shape[matrix.format == "csc"]
-        check_pointers(held.indptr, held.indices, held.data, length)
-        yield from compressed_pieces(held)
+        check_pointers(loaded.indptr, loaded.indices, loaded.data, length)
+        yield from compressed_pieces(loaded)
 
     return Source(
         SourceInfo("anndata", lazy=True),
@@ -543,21 +550,21 @@ def from_compressed(matrix: Compressed) -> Source:
 
 
 def masked(source: Source, chosen: NDArray[np.int64]) -> Source:
-    """Some columns of a source, by their positions in ascending order."""
+    """Return the source of some columns of another, by their positions in ascending order."""
     assert source.shape is not None
     (height, width), chunks, matrix = source.shape, source.chunks, source.matrix
     place = np.full(width, -1, np.int64)
     place[chosen] = np.arange(chosen.size)
     if chunks is not None:
-        kept = np.add.reduceat(place >= 0, np.cumsum([0, *chunks[1][:-1]]), dtype=np.int64)
-        chunks = chunks[0], tuple(int(size) for size in kept if size)
+        sizes = np.add.reduceat(place >= 0, np.cumsum([0, *chunks[1][:-1]]), dtype=np.int64)
+        chunks = chunks[0], tuple(int(size) for size in sizes if size)
 
     def some(add: bool) -> Iterator[Piece]:
         assert source.pieces is not None
         for piece in source.pieces(add):
-            at = place[np.asarray(piece.cols)]
-            keep = at >= 0
-            yield Piece(np.asarray(piece.rows)[keep], at[keep], piece.values[keep])
+            position = place[np.asarray(piece.cols)]
+            keep = position >= 0
+            yield Piece(np.asarray(piece.rows)[keep], position[keep], piece.values[keep])
 
     return replace(
         source,
@@ -572,38 +579,38 @@ def masked(source: Source, chosen: NDArray[np.int64]) -> Source:
 
 
 def _masked_region(source: Source, chosen: NDArray[np.int64], rows: slice, cols: slice) -> Any:
-    """A region of a masked source: all columns between are read, so few rows at a time."""
+    """Return a region of a masked source; all columns between are read, in few rows at once."""
     assert source.read is not None
-    wanted = chosen[cols]
-    first, last = int(wanted[0]), int(wanted[-1]) + 1
-    # Of chunks, whole ones: a part of one costs as much.
-    least = LEAST_LINES if source.chunks is None else max(source.chunks[0])
+    columns = chosen[cols]
+    first, last = int(columns[0]), int(columns[-1]) + 1
+    # Read whole chunks: a part of one costs as much.
+    least = MIN_LINES if source.chunks is None else max(source.chunks[0])
     step = max(least, DENSE_PART // (last - first))
     parts = []
     for start in range(rows.start, rows.stop, step):
         lines = slice(start, min(start + step, rows.stop))
-        parts.append(source.read(lines, slice(first, last))[:, wanted - first])
+        parts.append(source.read(lines, slice(first, last))[:, columns - first])
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def from_blocks(known: Known, view: Callable[[int, int], Any]) -> Source:
-    """The entries of a blocked store, or of sparse `BlockedData`, in the caller's order."""
-    grid, layout = known.grid, known.layout
+def from_blocks(info: DataInfo, view: Callable[[int, int], Any]) -> Source:
+    """Return the source of a blocked store or sparse `BlockedData`, in the caller's order."""
+    grid, layout = info.grid, info.layout
 
     def pieces(add: bool) -> Iterator[Piece]:
         for block in grid.all_blocks():
-            found = view(*block)
+            view_of_block = view(*block)
             rows, cols = (part.start for part in grid.slices(Block(*block)))
-            row, col = stored_cells(found)
+            row, col = stored_cells(view_of_block)
             row, col = layout.callers(row + rows, col + np.int64(cols))
-            yield Piece(row, col, found.values.copy())
+            yield Piece(row, col, view_of_block.values.copy())
 
-    stored = known.statistics.n_stored
+    stored = info.statistics.n_stored
     assert stored is not None
     return Source(
-        SourceInfo("blocks", known.source.location, lazy=True),
+        SourceInfo("blocks", info.source.location, lazy=True),
         grid.shape,
-        labels=known.labels,
+        labels=info.labels,
         chunks=(grid.rows.sizes, grid.cols.sizes) if layout.row_order is None else None,
         pieces=pieces,
         entries=int(stored.sum()),
@@ -632,21 +639,21 @@ KINDS: tuple[tuple[str, str, Callable[[Any], Source]], ...] = (
     ("daskfactor.data.annotated", "Compressed", from_compressed),
     ("h5py", "Dataset", lambda dataset: from_chunked(dataset, "hdf5")),
 )
-"""What `open_source` reads: module and name of a class, and what makes a `Source` of it."""
+"""Supported types: module and name of a class, and the function that makes a `Source`."""
 
 
 def is_pydata_sparse(data: object) -> bool:
-    """Whether an object is an array of the sparse package."""
+    """Return whether an object is an array of the sparse package."""
     return isinstance(data, getattr(sys.modules.get("sparse"), "SparseArray", ()))
 
 
 def is_scipy_sparse(data: object) -> bool:
-    """Whether an object is a sparse matrix or array of scipy."""
+    """Return whether an object is a sparse matrix or array of scipy."""
     return bool(sparse.issparse(data))
 
 
-def meaning_of_fill(fill: Any) -> str:
-    """What an array with this fill value says about entries that it does not store."""
+def unstored_of_fill(fill: Any) -> str:
+    """Return the meaning of unstored entries for a fill value: "zero" or "missing"."""
     if fill == 0:
         return "zero"
     if np.isnan(fill):
@@ -677,7 +684,7 @@ def _dask_pieces(array: Any, fill: str | None, add: bool) -> Iterator[Piece]:
         chunk = array.blocks[i, j].compute()
         check_shape(chunk, shape, row0, col0)
         if is_pydata_sparse(chunk):
-            if meaning_of_fill(chunk.fill_value) != fill:
+            if unstored_of_fill(chunk.fill_value) != fill:
                 raise DataError(
                     f"a chunk of the dask array has fill_value {chunk.fill_value}, unlike the "
                     "array itself; give all chunks one fill_value"
@@ -691,19 +698,19 @@ def _dask_pieces(array: Any, fill: str | None, add: bool) -> Iterator[Piece]:
 
 
 def _scipy_of(array: Any) -> Any:
-    """An array of the sparse package as coordinates; what it does not store is left open."""
+    """Return an array of the sparse package as a scipy COO array."""
     coo = array if type(array).__name__ == "COO" else array.asformat("coo")
     values = summable(coo.data) if coo.data.dtype == np.float16 else coo.data
     return sparse.coo_array((values, tuple(coo.coords)), shape=coo.shape)
 
 
 def _level_names(dim: str, index: Any) -> list[str]:
-    """Names of the levels of a MultiIndex of pandas, which need not have any."""
+    """Return the names of the levels of a MultiIndex of pandas; numbered if unnamed."""
     return [f"{dim}_{n}" if name is None else str(name) for n, name in enumerate(index.names)]
 
 
 def _axis_coords(dim: str, index: Any) -> dict[str, NDArray[Any]]:
-    """Labels of a pandas axis; a plain numbering is no label."""
+    """Return the labels of a pandas axis; a default RangeIndex has none."""
     if index.nlevels > 1:
         names = _level_names(dim, index)
         levels = [index.get_level_values(n).to_numpy() for n in range(index.nlevels)]

@@ -1,8 +1,8 @@
-"""AnnData: which matrix of an object or a file is meant, and the names of its rows and columns.
+"""AnnData: selection of one matrix of an object or a file, and the names of its rows and columns.
 
-Of a file nothing but names, and the column that chooses variables, is read here; matrices stay
-where they are. Sparse ones are seen as their three arrays, which all versions of anndata write
-alike; names and columns, which they do not, are read by anndata itself.
+Only names and the column that selects variables are read here; matrices stay in the file. Sparse
+matrices are seen as their three arrays, which all versions of anndata write alike; names and
+columns, which differ by version, are read by anndata itself.
 """
 
 import sys
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import require
-from daskfactor.data.entries import text_array
-from daskfactor.data.known import NAMED, SourceInfo
+from daskfactor.data.coo import text_array
+from daskfactor.data.labels import NAMED
+from daskfactor.data.statistics import SourceInfo
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.urls import (
@@ -33,27 +34,27 @@ from daskfactor.urls import (
 
 H5AD = ".h5ad"
 RAW = "raw"
-"""What `AnnData.raw` is called where layers are named."""
+"""Name of `AnnData.raw` among the layers."""
 UNSTORED = "unstored"
-"""Key of `uns` that says what is not stored, in files that `export` wrote."""
+"""Key of `uns` in which `export` writes the meaning of unstored entries."""
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """One matrix of an AnnData, under the names of observations and variables.
+    """One matrix of an AnnData, with the names of observations and variables.
 
     Attributes
     ----------
     matrix
-        What holds it, as an adapter reads it.
+        The matrix, as an adapter reads it.
     obs, var
-        Names of all its rows and columns.
+        Names of all rows and columns.
     chosen
-        Positions of the variables that are wanted, ascending; None: all.
+        Positions of the selected variables, ascending; None: all.
     unstored
-        What entries mean that it does not store.
+        Meaning of unstored entries.
     info
-        Where it came from.
+        Origin of the matrix.
     """
 
     matrix: Any
@@ -65,7 +66,7 @@ class Annotated:
 
 
 class Compressed(NamedTuple):
-    """A sparse matrix of a file: compressed rows (csr) or columns (csc), none of them read."""
+    """Sparse matrix in a file: compressed rows (csr) or columns (csc), not read yet."""
 
     format: str
     shape: tuple[int, int]
@@ -75,7 +76,7 @@ class Compressed(NamedTuple):
 
 
 class Columns:
-    """The columns of ``obs`` or ``var`` in a file."""
+    """Columns of ``obs`` or ``var`` in a file."""
 
     def __init__(self, location: str, group: Any) -> None:
         self._location, self._group = location, group
@@ -87,9 +88,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class AnnotatedFile:
-    """An AnnData in a file, with those attributes of the object that are needed here.
+    """AnnData in a file, with the attributes of the object that are used here.
 
-    ``layer`` is the one that was named with the file; ``part`` is ``"raw/"`` in its ``raw``.
+    ``layer`` is the layer that was named with the file; ``part`` is ``"raw/"`` in its ``raw``.
     """
 
     location: str
@@ -99,40 +100,40 @@ class AnnotatedFile:
 
     @property
     def X(self) -> Any:  # noqa: N802 - AnnData's name
-        """The main matrix, not read; None if there is none."""
+        """Return the main matrix, not read; None if there is none."""
         return stored_matrix(self.location, self.root, f"{self.part}X")
 
     @property
     def layers(self) -> Mapping[str, Any]:
-        """Matrices of other values, not read."""
+        """Return the layers by name, not read."""
         names = [] if self.part else list(self.root.get("layers", {}))
         return {name: stored_matrix(self.location, self.root, f"layers/{name}") for name in names}
 
     @property
     def raw(self) -> "AnnotatedFile | None":
-        """The matrix that was set aside, with variables of its own."""
+        """Return ``raw``: a matrix with variables of its own; None if there is none."""
         return AnnotatedFile(self.location, self.root, part="raw/") if RAW in self.root else None
 
     @property
     def obs_names(self) -> NDArray[Any]:
-        """Names of the observations."""
+        """Return the names of the observations."""
         return self._names("obs")
 
     @property
     def var_names(self) -> NDArray[Any]:
-        """Names of the variables."""
+        """Return the names of the variables."""
         return self._names(f"{self.part}var")
 
     @property
     def var(self) -> Columns:
-        """What is known of the variables."""
+        """Return the columns of the variables."""
         return Columns(self.location, self.root[f"{self.part}var"])
 
     @property
     def uns(self) -> Mapping[str, Any]:
-        """What was noted on the meaning of entries that are not stored."""
-        found = self.root.get("uns", {})
-        return {UNSTORED: _element(self.location, found[UNSTORED])} if UNSTORED in found else {}
+        """Return the stored meaning of unstored entries; empty if the file has none."""
+        uns = self.root.get("uns", {})
+        return {UNSTORED: _element(self.location, uns[UNSTORED])} if UNSTORED in uns else {}
 
     def _names(self, side: str) -> NDArray[Any]:
         group = self.root[side]
@@ -144,35 +145,35 @@ class AnnotatedFile:
         return np.asarray(names.index if key is None else names, object)
 
 
-def part_of(given: Any, layer: str | None = None, mask_var: Any = None) -> Annotated:
-    """The matrix that is meant of an AnnData object, its ``raw``, or a file of one.
+def part_of(data: Any, layer: str | None = None, mask_var: Any = None) -> Annotated:
+    """Return one matrix of an AnnData object, of its ``raw``, or of a file.
 
     Parameters
     ----------
-    given
-        One of these; the path or URL of a file is opened.
+    data
+        AnnData object, its ``raw``, or path or URL of a file, which is opened.
     layer
         Name of a layer, or ``"raw"``; X if left out.
     mask_var
-        Name of a boolean column of ``var``, or a boolean array, that chooses variables.
+        Name of a boolean column of ``var``, or a boolean array, that selects variables.
 
     Raises
     ------
     OptionError
-        If it is no AnnData, so that there is neither layer nor variable to choose.
+        If it is not an AnnData, which alone has layers and variables.
     DataError
-        If it has no such layer or column, or the mask is none.
+        If it has no such layer or column, or the mask is invalid.
     """
-    owner = _owner(given)
+    owner = _owner(data)
     if owner is None:
         option = "mask_var" if layer is None else "layer"
-        what = str(given) if isinstance(given, str | PathLike) else f"a {type(given).__name__}"
+        got = str(data) if isinstance(data, str | PathLike) else f"a {type(data).__name__}"
         raise OptionError(
-            f"{option} is for AnnData, an object or a file of one, not for {what}; leave it out"
+            f"{option} is for AnnData, an object or a file of one, not for {got}; leave it out"
         )
     is_file = isinstance(owner, AnnotatedFile)
     layer = owner.layer if is_file and layer is None else layer
-    where = owner.location if is_file else "the AnnData object"
+    location = owner.location if is_file else "the AnnData object"
     matrix = owner.X if layer is None else None
     if layer is not None:
         layers = getattr(owner, "layers", {})
@@ -181,15 +182,17 @@ def part_of(given: Any, layer: str | None = None, mask_var: Any = None) -> Annot
             matrix = owner.X
         elif layer not in layers:
             names = ", ".join(filter(None, layers)) or "none"  # anndata 0.13 has X among them
-            raise DataError(f"{where} has no layer {layer!r}; its layers are: {names}")
+            raise DataError(f"{location} has no layer {layer!r}; its layers are: {names}")
         else:
             matrix = layers[layer]
     if matrix is None:
-        known = [str(name) for name in getattr(owner, "layers", {}) if name]
-        other = f", or choose a layer with layer= (it has {', '.join(known)})" if known else ""
-        raise DataError(f"{where} has no X; set it{other}")
+        available = [str(name) for name in getattr(owner, "layers", {}) if name]
+        other = (
+            f", or choose a layer with layer= (it has {', '.join(available)})" if available else ""
+        )
+        raise DataError(f"{location} has no X; set it{other}")
     var = np.asarray(owner.var_names, object)
-    chosen = None if mask_var is None else _chosen(owner, where, mask_var, var)
+    chosen = None if mask_var is None else _chosen(owner, location, mask_var, var)
     unstored = getattr(owner, "uns", {}).get(UNSTORED)
     named = mask_var is None or isinstance(mask_var, str)
     info = SourceInfo(
@@ -210,16 +213,16 @@ def part_of(given: Any, layer: str | None = None, mask_var: Any = None) -> Annot
 
 
 def open_annotated(location: str, layer: str | None = None) -> AnnotatedFile | None:
-    """An ``.h5ad`` file or a zarr store that anndata wrote, not read; None if it is neither.
+    """Open an ``.h5ad`` file or a zarr store of anndata, without reading; None if it is neither.
 
-    ``layer`` may be written as it is found in the file: ``layers/counts`` for ``counts``.
+    ``layer`` may have its path in the file: ``layers/counts`` for ``counts``.
     """
     local = absolute(location)
     root: Any
     if local.lower().endswith(H5AD) and not Path(local).is_dir():
         root = open_hdf5(local)
     elif zarr_kind(local) == "anndata":
-        from daskfactor.data.careful import open_zarr
+        from daskfactor.data.safe_zarr import open_zarr
 
         root = open_zarr(local)
     else:
@@ -229,19 +232,19 @@ def open_annotated(location: str, layer: str | None = None) -> AnnotatedFile | N
 
 
 def compressed(location: str, group: Any) -> Compressed:
-    """The arrays of a sparse matrix in a file.
+    """Return the arrays of a sparse matrix in a file.
 
     Raises
     ------
     DataError
-        If the group is none.
+        If the group is not a sparse matrix.
     """
     attrs = dict(group.attrs)
     kind = str(attrs.get("encoding-type", attrs.get("h5sparse_format", "group")))
     if kind.removesuffix("_matrix") not in ("csr", "csc"):
         raise DataError(
-            f"{group.name.strip('/')} of {location} is stored as {kind}, which is no matrix that "
-            "can be read; make it a dense array or compressed rows or columns, and write it again"
+            f"{group.name.strip('/')} of {location} is stored as {kind}, which is not a supported "
+            "matrix; make it a dense array or compressed rows or columns, and write it again"
         )
     height, width = attrs["shape"] if "shape" in attrs else attrs["h5sparse_shape"]
     arrays = (group[name] for name in ("data", "indices", "indptr"))
@@ -249,33 +252,33 @@ def compressed(location: str, group: Any) -> Compressed:
 
 
 def stored_matrix(location: str, root: Any, key: str) -> Any:
-    """A matrix of a file as an adapter reads it; None if there is none."""
+    """Return a matrix of a file as an adapter reads it; None if there is none."""
     if key not in root:
         return None
-    found = root[key]
-    if found.attrs.get("encoding-type") == "null":
+    node = root[key]
+    if node.attrs.get("encoding-type") == "null":
         return None
-    return compressed(location, found) if hasattr(found, "keys") else found
+    return compressed(location, node) if hasattr(node, "keys") else node
 
 
-def is_annotated(given: Any) -> bool:
-    """Whether this is an AnnData object, its ``raw``, or a file of one."""
-    return _owner(given) is not None
+def is_annotated(data: Any) -> bool:
+    """Return whether data are an AnnData object, its ``raw``, or a file of one."""
+    return _owner(data) is not None
 
 
-def _owner(given: Any) -> Any:
-    """The AnnData that was passed, or is in the file that was named; None if there is none."""
+def _owner(data: Any) -> Any:
+    """Return the AnnData object, or the opened file; None if data are neither."""
     module = sys.modules.get("anndata")
-    known = tuple(getattr(module, name, ()) for name in ("AnnData", "Raw"))
-    if isinstance(given, (AnnotatedFile, *known)):
-        return given
-    return open_annotated(*part_in(fspath(given))) if isinstance(given, str | PathLike) else None
+    classes = tuple(getattr(module, name, ()) for name in ("AnnData", "Raw"))
+    if isinstance(data, (AnnotatedFile, *classes)):
+        return data
+    return open_annotated(*part_in(fspath(data))) if isinstance(data, str | PathLike) else None
 
 
 def part_in(text: str) -> tuple[str, str | None]:
-    """Split ``file:name`` into a file and what is meant in it; one whose name has a colon wins.
+    """Split ``file:name`` into a file and a name; a file whose own name has a colon has priority.
 
-    Of a URL it is split behind an ending alone: ports have colons, too.
+    A URL is split only behind a file ending, because ports have colons, too.
     """
     head, _, name = text.rpartition(":")
     if is_url(text):
@@ -285,25 +288,25 @@ def part_in(text: str) -> tuple[str, str | None]:
     return (text, None) if not head or Path(text).exists() else (head, name)
 
 
-def _chosen(owner: Any, where: str, mask_var: Any, var: NDArray[Any]) -> NDArray[np.int64]:
-    """Positions of the variables under a mask, or under the column of that name."""
+def _chosen(owner: Any, location: str, mask_var: Any, var: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the positions of the variables that a mask, or the column of that name, selects."""
     import pandas as pd
 
     named = isinstance(mask_var, str)
-    what = f"the column {mask_var!r} of var in {where}" if named else "mask_var"
+    what = f"the column {mask_var!r} of var in {location}" if named else "mask_var"
     if named and mask_var not in owner.var.columns:
         names = ", ".join(map(str, list(owner.var.columns)[: 2 * NAMED])) or "none"
         raise DataError(
-            f"{where} has no column {mask_var!r} in var (its columns: {names}); make one, for "
+            f"{location} has no column {mask_var!r} in var (its columns: {names}); make one, for "
             "example with scanpy.pp.highly_variable_genes, or pass a boolean array"
         )
-    given = owner.var[mask_var] if named else mask_var
-    if isinstance(given, pd.Series) and not named and not _same_names(given.index, var):
+    values = owner.var[mask_var] if named else mask_var
+    if isinstance(values, pd.Series) and not named and not _same_names(values.index, var):
         raise DataError(
             "mask_var is a Series with other names than the variables of the AnnData, or in "
             "another order; pass the name of a column of var, or a boolean array"
         )
-    flags = given if hasattr(given, "dtype") else np.asarray(given)
+    flags = values if hasattr(values, "dtype") else np.asarray(values)
     if not pd.api.types.is_bool_dtype(flags.dtype) or np.shape(flags) != var.shape:
         raise DataError(
             f"{what} must be one boolean for each of the {var.size} variables, got dtype "
@@ -312,28 +315,28 @@ def _chosen(owner: Any, where: str, mask_var: Any, var: NDArray[Any]) -> NDArray
         )
     if np.asarray(pd.isna(np.asarray(flags, object))).any():
         raise DataError(f"{what} has missing values; fill them with False, or with True")
-    found = np.flatnonzero(np.asarray(flags, bool)).astype(np.int64)
-    if not found.size:
-        raise DataError(f"{what} chooses none of the {var.size} variables; at least one is needed")
-    return found
+    positions = np.flatnonzero(np.asarray(flags, bool)).astype(np.int64)
+    if not positions.size:
+        raise DataError(f"{what} selects none of the {var.size} variables; select at least one")
+    return positions
 
 
 def _same_names(index: Any, names: NDArray[Any]) -> bool:
-    """Whether labels are these names; plain numbers are no labels."""
+    """Return whether an index has these names; a default RangeIndex always matches."""
     counted = type(index).__name__ == "RangeIndex" and len(index) == names.size
     return counted or [*map(str, index)] == [*map(str, names)]
 
 
 def _texts(names: Any) -> NDArray[Any]:
-    """Names as texts."""
+    """Return names as an array of text."""
     return text_array([str(name) for name in np.asarray(names, object)])
 
 
 def _element(location: str, element: Any) -> Any:
-    """What anndata reads of an element of its files."""
+    """Return an element of a file, read by anndata."""
     io = require("anndata.io", "anndata", "AnnData files")
     try:
-        with warnings.catch_warnings(action="ignore"):  # it tells that a file is old
+        with warnings.catch_warnings(action="ignore"):  # it warns of old files
             return io.read_elem(element)
     except DaskfactorError:
         raise
@@ -346,7 +349,7 @@ def _element(location: str, element: Any) -> Any:
 
 
 def open_hdf5(location: str) -> Any:
-    """An HDF5 file, nothing of which is read yet."""
+    """Open an HDF5 file for reading."""
     h5py = require("h5py", "anndata", "HDF5 files")
     try:
         return h5py.File(path_or_file(location), "r")
@@ -357,6 +360,6 @@ def open_hdf5(location: str) -> Any:
             raise DataError(f"{location} does not exist; check the path") from error
         reason = str(error) if not is_url(location) else error_summary(error, location)
         kind = "AnnData" if location.lower().endswith(H5AD) else "HDF5"
-        raise DataError(f"{location} is no {kind} file that can be read: {reason}") from safe_cause(
+        raise DataError(f"{location} is not a readable {kind} file: {reason}") from safe_cause(
             error, location
         )

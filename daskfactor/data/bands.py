@@ -1,4 +1,4 @@
-"""One band of rows or of columns as a single block, for what works on a band by itself."""
+"""One band of rows or columns as a single block."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from scipy import sparse
 
 from daskfactor.data.blocks import BlockedData, as_scipy
 from daskfactor.data.grid import Bands, Grid
-from daskfactor.data.known import stored_cells
+from daskfactor.data.statistics import stored_cells
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockView,
@@ -21,20 +21,20 @@ Array = NDArray[Any]
 
 
 class OneBlock:
-    """A block that stands for all data, on a grid of one block."""
+    """Grid of a single block that stands for all data."""
 
     def __init__(self, block: AnyBlock) -> None:
         self.block = block
         self.grid = Grid(Bands((0, block.m)), Bands((0, block.n)))
 
     def view(self, row: int, col: int) -> AnyBlock:
-        """Give the block for reading."""
+        """Return the block for reading."""
         del row, col
         return self.block
 
 
 def part_of(block: AnyBlock, by_rows: bool, start: int, stop: int) -> AnyBlock:
-    """Give some of the rows, or of the columns, of a block."""
+    """Return some of the rows, or of the columns, of a block."""
     at = (slice(start, stop), slice(None)) if by_rows else (slice(None), slice(start, stop))
     if isinstance(block, BlockView):
         weights = None if block.weights is None else np.ascontiguousarray(block.weights[at])
@@ -43,20 +43,20 @@ def part_of(block: AnyBlock, by_rows: bool, start: int, stop: int) -> AnyBlock:
         return BlockView(block.array, *first, rows, cols, weights)
     values, weights = _scipy(block)
     part = values[at]
-    own = None if weights is None else weights[at].data
-    return _compressed(part.indptr, part.indices, part.data, part.shape, block.zeros, own)
+    part_weights = None if weights is None else weights[at].data
+    return _compressed(part.indptr, part.indices, part.data, part.shape, block.zeros, part_weights)
 
 
 def _scipy(block: SparseBlock) -> tuple[Any, Any]:
-    """Give the values of compressed rows, and their weights if there are any, as scipy has them."""
+    """Return the values of a sparse block and its weights, None without any, as scipy matrices."""
     values = as_scipy(block, block.values.copy())
     return values, None if block.weights is None else as_scipy(block, block.weights.copy())
 
 
 def band_of(data: BlockedData, by_rows: bool, number: int) -> AnyBlock:
-    """Put the blocks of a band of rows, or of columns, together; no later reading overwrites them.
+    """Return the blocks of a band of rows, or of columns, as one block in memory of its own.
 
-    Windows of the caller's own array stay what they are.
+    Windows of the caller's array are not copied.
     """
     others = range(data.grid.blocks)
     places = [(number, other) if by_rows else (other, number) for other in others]
@@ -84,28 +84,30 @@ def _joined_sparse(data: BlockedData, places: list[tuple[int, int]], by_rows: bo
     stack: Any = sparse.hstack if by_rows else sparse.vstack
     for place in places:
         view: Any = data.view(*place)
-        own, weight = _scipy(view)
-        values.append(own)
+        part_values, weight = _scipy(view)
+        values.append(part_values)
         weights += [] if weight is None else [weight]
     joined = stack(values, format="csr")
-    of = stack(weights, format="csr").data if weights else None
-    return _compressed(joined.indptr, joined.indices, joined.data, joined.shape, view.zeros, of)
+    joined_weights = stack(weights, format="csr").data if weights else None
+    return _compressed(
+        joined.indptr, joined.indices, joined.data, joined.shape, view.zeros, joined_weights
+    )
 
 
 def _compressed(
     indptr: Array, indices: Array, values: Array, shape: Any, zeros: bool, weights: Array | None
 ) -> SparseBlock:
-    """Give compressed rows with the types of index that kernels are compiled for."""
+    """Return compressed rows with the index types that kernels are compiled for."""
     m, n = shape
     pointers = indptr.astype(pointer_type(values.size))
     return SparseBlock(pointers, indices.astype(index_type(n)), values, m, n, zeros, weights)
 
 
-def written_out(block: AnyBlock) -> SparseBlock:
-    """Give every observed cell of a block as an entry of compressed rows.
+def expand_block(block: AnyBlock) -> SparseBlock:
+    """Return every observed cell of a block as an entry of compressed rows.
 
-    Sums over these have the same bits whatever other rows there are; of a matrix product they
-    depend on how many rows it has.
+    Sums over these entries have the same bits whatever other rows there are; those of a matrix
+    product depend on the number of rows.
     """
     if isinstance(block, SparseBlock):
         if not block.zeros:
@@ -122,5 +124,5 @@ def written_out(block: AnyBlock) -> SparseBlock:
     seen = ~np.isnan(dense)
     indptr = np.concatenate([[0], np.cumsum(seen.sum(axis=1))])
     indices = np.nonzero(seen)[1]
-    own = None if weights is None else weights[seen]
-    return _compressed(indptr, indices, dense[seen], dense.shape, False, own)
+    entry_weights = None if weights is None else weights[seen]
+    return _compressed(indptr, indices, dense[seen], dense.shape, False, entry_weights)

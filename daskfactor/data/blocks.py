@@ -1,9 +1,9 @@
-"""A data matrix as a grid of decoded blocks, with what one pass over it found out.
+"""A data matrix as a grid of decoded blocks, with the statistics of one pass over it.
 
-It can be pickled: what another process gets is a small handle, which it opens. What lies in
-a store, or in a dense zarr array, that other processes can open is read from there, block by
-block. Everything else is written once to a file in dask's ``temporary-directory``, which the
-processes of the same machine map, so that they share its pages.
+Pickling it passes a small handle, which another process opens. Data in a store, or in a dense zarr
+array, that other processes can open are read from there, block by block. Everything else is written
+once to a file in dask's ``temporary-directory``, which the processes of the same machine map, so
+that they share its pages.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.data.grid import Block, inverse
-from daskfactor.data.known import Known, Labels, Mass, stored_cells
-from daskfactor.data.loading import WEIGHTS, Decoder, read, weighed, without
+from daskfactor.data.labels import Labels
+from daskfactor.data.loading import WEIGHTS, Decoder, as_weights, mask_zero_weights, read
+from daskfactor.data.statistics import DataInfo, WeightSums, stored_cells
 from daskfactor.data.storage import (
     ArrayFile,
     Extent,
@@ -43,10 +44,10 @@ from daskfactor.machine import memory_budget
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-MOST_MISSING = 10_000_000
-LARGEST_DENSE = 2**28
-MOST_OPEN = 4
-"""Data sets that a process keeps open for others that it works for."""
+MAX_MISSING = 10_000_000
+MAX_DENSE = 2**28
+MAX_OPEN = 4
+"""Number of shared data sets that a process keeps open."""
 
 
 class BlockedData:
@@ -62,8 +63,8 @@ class BlockedData:
 
     Attributes
     ----------
-    known : Known
-        All of this but the blocks.
+    known : DataInfo
+        Description of the data without the blocks.
     grid : Grid
         Row bands and column bands.
     shape : tuple of int
@@ -77,7 +78,7 @@ class BlockedData:
     dtype : numpy.dtype
         float32 or float64, the type of every block.
     is_sparse : bool
-        Whether blocks hold compressed rows.
+        True if blocks hold compressed rows.
     unstored : str or None
         ``"zero"``, ``"missing"``, or None if blocks are dense; ``"mixed"`` where they differ.
     row_order, col_order : numpy.ndarray or None
@@ -93,33 +94,33 @@ class BlockedData:
     total, mean, minimum, maximum : float
         Of the observed values.
     variance : float or None
-        What such priors take the variance of the data to be; None: what it is.
+        Variance that priors assume for the data; None: the actual one.
     is_integer : bool
-        Whether all observed values are whole numbers.
+        True if all observed values are whole numbers.
     fingerprint : str
         Shape, observed entries and a checksum of the decoded blocks, whatever the source.
     weights : BlockedData or None
         Weights of the cells, if they have any, on the same grid and in the same order: of
-        sparse blocks those of stored entries. Statistics above do not know of them, but for
-        the observed entries: a cell of weight 0 is missing.
+        sparse blocks those of stored entries. They do not enter the statistics above, except
+        that a cell of weight 0 is missing.
     weighting : str or None
-        What they are: ``"uncertainty"`` (one over the variance) or ``"weights"`` (factors of the
-        log-likelihood).
-    mass : Mass
+        Kind of the weights: ``"uncertainty"`` (one over the variance) or ``"weights"`` (factors of
+        the log-likelihood).
+    mass : WeightSums
         Sums of the weights of observed cells, of blocks, rows and columns in the order of the
         grid; without weights the numbers of observed entries.
     total_mass : float
-        Of the whole matrix.
+        Sum over the matrix.
     """
 
     def __init__(
-        self, known: Known, storage: Storage, weights: "BlockedData | None" = None
+        self, info: DataInfo, storage: Storage, weights: "BlockedData | None" = None
     ) -> None:
-        self.grid, self.labels, statistics, self.source, self.dtype, layout = known
+        self.grid, self.labels, statistics, self.source, self.dtype, layout = info
         self.shape = self.grid.shape
         self.statistics = statistics
-        known_all = layout.unstored is None or isinstance(layout.unstored, str)
-        self.unstored: Any = layout.unstored if known_all else "mixed"
+        same_everywhere = layout.unstored is None or isinstance(layout.unstored, str)
+        self.unstored: Any = layout.unstored if same_everywhere else "mixed"
         self.is_balanced = layout.row_order is not None
         self.is_sparse = self.unstored is not None
         self.n_observed = statistics.n_observed
@@ -139,7 +140,7 @@ class BlockedData:
         self._mass_blocks, self.total_mass = mass, float(mass.sum())
         if weights is not None:
             self.fingerprint += f" {self.weighting} {weights.fingerprint}"
-        self.known = known
+        self.known = info
         self._storage = storage
         self._finalizer = weakref.finalize(self, storage.close)
         self._handle: DataHandle | None = None
@@ -147,21 +148,21 @@ class BlockedData:
 
     @property
     def placed(self) -> dict[str, Any] | None:
-        """Where each matrix is, if these are several."""
+        """Return the relations and factors of several matrices, as results keep them; else None."""
         return None
 
     @property
     def level(self) -> float:
-        """The size of the values that priors of non-negative factors go by: their mean.
+        """Return the scale of the values for priors of non-negative factors: their mean.
 
-        Half the largest value where that is not positive, as of centred data under a normal law.
+        Half the largest value if the mean is not positive, as for centred data.
         """
         return float(self.mean if self.mean > 0 else max(self.mean, self.maximum / 2.0))
 
-    # What has a number for every row is read, where a store has it, by who asks for it.
+    # Counts and orders of a store have one number per row, so they are read only on demand.
 
     def counts(self, factor: int) -> Any:
-        """Observed entries of rows (0) or columns (1), as an array that is read when it is cut."""
+        """Return the observed entries of rows (0) or columns (1); read lazily from a store."""
         return (self.statistics.row_observed, self.statistics.col_observed)[factor]
 
     @property
@@ -186,76 +187,78 @@ class BlockedData:
         return slice(None) if order is None else order
 
     @property
-    def mass(self) -> Mass:
+    def mass(self) -> WeightSums:
         counts: Any = self.row_observed, self.col_observed
-        return self.statistics.mass or Mass(self.n_observed, *counts, *counts)  # type: ignore[arg-type]
+        return self.statistics.mass or WeightSums(self.n_observed, *counts, *counts)  # type: ignore[arg-type]
 
     @cached_property
     def observed_key(self) -> bytes:
-        """`n_observed` as bytes, int64 row by row: one object, whose hash is taken once."""
+        """Return `n_observed` as bytes, int64 row by row: one object, hashed once."""
         return np.ascontiguousarray(self.n_observed, np.int64).tobytes()
 
     @cached_property
     def mass_key(self) -> bytes:
-        """Weights of observed cells by block as bytes, float64 row by row."""
+        """Return the weights of observed cells by block as bytes, float64 row by row."""
         return np.ascontiguousarray(self._mass_blocks, np.float64).tobytes()
 
     @property
     def effective(self) -> float:
-        """How many observations there are: cells, by weight if a weight says how often."""
+        """Return the number of observed cells, by weight if weights count repetitions."""
         return self.total_mass if self.weighting == WEIGHTS else self.total_observed
 
     @property
     def in_memory(self) -> bool:
-        """Whether blocks are in memory rather than in a scratch file."""
+        """Return whether blocks are in memory, not in a scratch file."""
         return self._storage.in_memory
 
     @property
     def place(self) -> str:
-        """Where blocks are, as a log would say it."""
+        """Return the location of the blocks, for logs."""
         return self._storage.place
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of every block with its weights, (B, B)."""
+        """Return the bytes of every block with its weights, (B, B)."""
         n_stored = self.n_stored if self.is_sparse else None
         copies = 1 if self.weights is None else 2
         return copies * block_bytes(self.grid, self.dtype, n_stored)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the blocks take, in memory or on disk."""
+        """Return the bytes of all blocks, in memory or on disk."""
         return int(self.sizes.sum())
 
     @property
     def resident(self) -> int:
-        """Bytes of memory that the blocks take once all were read, but for the caller's array."""
+        """Return the bytes of memory that all blocks take once read, without the caller's array."""
         if self.weights is None:
             return min(self.nbytes, self._storage.budget)
         return min(self.nbytes // 2, self._storage.budget) + self.weights.resident
 
     @property
     def imbalance(self) -> float:
-        """Largest number of entries stored in a block over the mean; 1 is even."""
+        """Return the largest number of stored entries in a block over the mean; 1 is even."""
         stored = self.n_stored
         return float(stored.max() / stored.mean()) if stored.any() else 1.0
 
     def view(self, *bands: int) -> AnyBlock:
-        """Block (row, col) for reading: a `SparseBlock` if ``is_sparse``, else a `BlockView`.
+        """Return block (row, col) for reading: a `SparseBlock`, or a `BlockView` if dense.
 
-        From a scratch file the block is read into memory of the calling thread that the
-        thread's next call overwrites. In memory nothing is copied. Never write to it.
+        A block from a scratch file is read into memory of the calling thread that the thread's next
+        call overwrites. Blocks in memory are not copied. Never write to a block.
         """
         view = self._storage.view(*bands)
         if self.weights is None:
             if isinstance(view, BlockView) and self.n_observed[bands] == view.m * view.n:
                 return view._replace(complete=True)
             return view
-        own = self.weights.view(*bands)
-        return view._replace(weights=own.values if isinstance(own, SparseBlock) else own.block)
+        weights = self.weights.view(*bands)
+        return view._replace(
+            weights=weights.values if isinstance(weights, SparseBlock) else weights.block
+        )
 
     def missing_cells(self) -> Cells:
-        """Row and column indices of all missing entries, in row-major order.
+        """Return row and column indices of all missing entries, in row-major order.
 
         Raises
         ------
@@ -263,12 +266,12 @@ class BlockedData:
             If unstored entries are missing and more than 10 million of them are.
         """
         others = self.unstored == "missing"
-        if others and self.n_missing > MOST_MISSING:
+        if others and self.n_missing > MAX_MISSING:
             raise OptionError(
-                f"{self.n_missing} cells are missing, too many to list (at most {MOST_MISSING}); "
+                f"{self.n_missing} cells are missing, too many to list (at most {MAX_MISSING}); "
                 "name the cells that you want, as (rows, columns)"
             )
-        found = []
+        stored = []
         for block in self.grid.all_blocks():
             view = self.view(*block)
             if isinstance(view, BlockView):
@@ -278,8 +281,8 @@ class BlockedData:
             else:
                 rows, cols = (index[np.isnan(view.values)] for index in stored_cells(view))
             rows, cols = self._callers(block, rows, cols)
-            found.append(rows * self.shape[1] + cols)
-        cells = np.concatenate(found)
+            stored.append(rows * self.shape[1] + cols)
+        cells = np.concatenate(stored)
         cells.sort()
         if others:  # the k-th stored cell lies behind cells[k] - k missing ones
             missing = np.arange(self.n_missing)
@@ -288,7 +291,7 @@ class BlockedData:
         return rows, cols
 
     def values(self, rows: ArrayLike, cols: ArrayLike) -> FloatArray:
-        """Entries at the given cells, NaN where missing; every block is read at most once."""
+        """Return the entries at some cells, NaN where missing; reads every block at most once."""
         (row_band, row), (col_band, col) = self._placed(rows, 0), self._placed(cols, 1)
         if row.shape != col.shape:
             raise OptionError(
@@ -309,7 +312,7 @@ class BlockedData:
         return out
 
     def to_numpy(self) -> FloatArray:
-        """The whole matrix as one new array, in the caller's order, NaN where missing.
+        """Return the matrix as one new array in the caller's order, NaN where missing.
 
         Raises
         ------
@@ -317,10 +320,10 @@ class BlockedData:
             If blocks are sparse and the array would have more than 2^28 entries.
         """
         rows, cols = self.shape
-        if self.is_sparse and rows * cols > LARGEST_DENSE:
+        if self.is_sparse and rows * cols > MAX_DENSE:
             raise OptionError(
                 f"a dense array of {rows} x {cols} = {_short(rows * cols)} entries is too large "
-                f"(at most {_short(LARGEST_DENSE)}); use observed_sparse(), or values(rows, cols)"
+                f"(at most {_short(MAX_DENSE)}); use observed_sparse(), or values(rows, cols)"
             )
         out = np.full(self.shape, 0 if self.unstored == "zero" else np.nan, self.dtype)
         for block in self.grid.all_blocks():
@@ -333,10 +336,10 @@ class BlockedData:
         return out
 
     def observed_sparse(self) -> Any:
-        """The stored entries as a scipy ``csr_array``, rows and columns in the caller's order.
+        """Return the stored entries as a scipy ``csr_array`` in the caller's order.
 
-        Entries that are missing although stored are NaN in it, so that `as_blocks`
-        with the same ``unstored`` makes the same blocks of it again.
+        Entries that are missing although stored are NaN in it, so that `as_blocks` with the same
+        ``unstored`` makes the same blocks again.
 
         Raises
         ------
@@ -353,45 +356,45 @@ class BlockedData:
                 raise OptionError("these blocks are dense; use to_numpy(), NaN where missing")
             rows, cols = self._callers(block, *stored_cells(view))
             parts.append((rows.astype(index), cols.astype(index), view.values.copy()))
-        rows, cols, found = (np.concatenate(part) for part in zip(*parts, strict=True))
+        rows, cols, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         parts.clear()
-        return sparse.coo_array((found, (rows, cols)), shape=self.shape).tocsr()
+        return sparse.coo_array((values, (rows, cols)), shape=self.shape).tocsr()
 
     def describe(self) -> str:
-        """One line for logs: shape, what is stored and observed, grid, balance, type and place."""
+        """Return one line for logs: shape, entries, grid, balance, type and place."""
         rows, cols = self.shape
         entries, balance = _short(rows * cols), ""
         if self.is_sparse:
             marked = self.n_missing if self.unstored == "zero" else 0
             aside = f", {_short(marked)} of them missing" if marked else ""
             order = ", rows and columns permuted" if self.is_balanced else ""
-            held = (
+            contents = (
                 f" sparse, {_short(int(self.n_stored.sum()))} stored of {entries}{aside} (others "
                 f"{self.unstored})"
             )
             balance = f" (largest {self.imbalance:.2f} times the mean{order})"
         elif self.n_missing:
-            held = f", {_short(self.total_observed)} observed of {entries}"
+            contents = f", {_short(self.total_observed)} observed of {entries}"
         else:
-            held = f", all {entries} observed"
+            contents = f", all {entries} observed"
         blocks = self.grid.blocks
         grid = f"{blocks} x {blocks} blocks{balance}" if blocks > 1 else "one block"
-        beside = "" if self.weighting is None else f", with {self.weighting} of cells"
-        return f"{rows} x {cols}{held}{beside}, {grid}, {self.dtype} {self.place}"
+        weighting = "" if self.weighting is None else f", with {self.weighting} of cells"
+        return f"{rows} x {cols}{contents}{weighting}, {grid}, {self.dtype} {self.place}"
 
-    def refuse_weights(self, who: str, other: str = "use sample() or optimize()") -> None:
-        """Raise OptionError if cells have weights, which ``who`` does not take."""
+    def refuse_weights(self, consumer: str, other: str = "use sample() or optimize()") -> None:
+        """Raise OptionError if cells have weights, which ``consumer`` does not support."""
         if self.weighting is not None:
             raise OptionError(
-                f"{who} takes no {self.weighting} of cells, and these data have some; pass data "
-                f"without, or {other}"
+                f"{consumer} takes no {self.weighting} of cells, and these data have some; pass "
+                f"data without, or {other}"
             )
 
     def share(self) -> "DataHandle":
-        """A small handle by which other processes read these data; see `open_shared`.
+        """Return a small handle by which other processes read these data; see `open_shared`.
 
-        What has to be written for them is written once. It goes with `unshare`, with `close`,
-        with these data, or with this process.
+        A shared file is written once. It is removed by `unshare`, by `close`, with these data, or
+        with this process.
 
         Raises
         ------
@@ -407,7 +410,7 @@ class BlockedData:
         return self._handle
 
     def unshare(self) -> None:
-        """Remove what was written for other processes."""
+        """Remove the file that was written for other processes."""
         if self._unshare is not None:
             self._unshare()
             self._handle = self._unshare = None
@@ -416,14 +419,14 @@ class BlockedData:
             self._handle = None
 
     def close(self) -> None:
-        """Give back the scratch file or the cache; the blocks cannot be read afterwards."""
+        """Free the scratch file or the cache; the blocks cannot be read afterwards."""
         self.unshare()
         self._finalizer()
         if self.weights is not None:
             self.weights.close()
 
     def __reduce__(self) -> Any:
-        """Pickle the handle: another process opens it once, and reads the blocks it needs."""
+        """Pickle the handle; another process opens it once and reads the blocks it needs."""
         return open_shared, (self.share(),)
 
     def __enter__(self) -> Self:
@@ -436,13 +439,13 @@ class BlockedData:
         return f"<BlockedData {self.describe()}>"
 
     def _callers(self, block: Block, rows: NDArray[Any], cols: NDArray[Any]) -> Cells:
-        """Cells of a block as the caller numbers them."""
+        """Return cells of a block in the caller's row and column numbers."""
         row_part, col_part = self.grid.slices(block)
         rows, cols = rows + np.int64(row_part.start), cols + np.int64(col_part.start)
         return self.known.layout.callers(rows, cols)
 
     def _placed(self, index: ArrayLike, axis: int) -> Cells:
-        """The bands in which the caller's rows (or columns) are, and their places there."""
+        """Return the bands of the caller's rows (or columns), and their positions in the bands."""
         array = np.atleast_1d(np.asarray(index))
         if array.size == 0:
             array = np.zeros(0, np.int64)
@@ -466,23 +469,23 @@ class BlockedData:
 
 
 class DataHandle(NamedTuple):
-    """What another process needs to read blocked data.
+    """Reference by which another process reads blocked data.
 
-    ``token`` names these data and no others. ``kind`` is ``"file"`` (on this machine),
-    ``"zarr"`` or ``"store"`` (by location). ``facts`` tells what is known of the data, or
-    where in the file that is. ``weights`` is the handle of the weights of cells.
+    ``token`` identifies the data. ``kind`` is ``"file"`` (on this machine), ``"zarr"`` or
+    ``"store"`` (by location). ``facts`` is the description of the data, or its extent in the file.
+    ``weights`` is the handle of the weights of cells.
     """
 
     token: str
     kind: str
     location: str
     dtype: str
-    facts: Known | Extent | None
+    facts: DataInfo | Extent | None
     weights: "DataHandle | None" = None
 
     @property
     def key(self) -> str:
-        """The token of the data with their weights."""
+        """Return the token of the data with their weights."""
         return self.token if self.weights is None else f"{self.token} {self.weights.token}"
 
 
@@ -490,14 +493,14 @@ _opened: OrderedDict[str, BlockedData] = OrderedDict()
 _lock = threading.RLock()
 
 blocks_budget: Callable[[], int | None] = partial(memory_budget, None)
-"""Bytes for the decoded blocks of data that another process shared; executors set it on workers."""
+"""Function that returns the bytes for decoded blocks of shared data; set on workers."""
 
 
 def open_shared(handle: DataHandle, memory_limit: int | None = None) -> BlockedData:
-    """The data of a handle, from the few that this process has open if they are there.
+    """Return the data of a handle, reused if this process still has them open.
 
-    Decoded blocks take up to ``memory_limit`` bytes, by default what `blocks_budget` says. A
-    file on this machine is mapped and needs none.
+    Decoded blocks take up to ``memory_limit`` bytes, by default `blocks_budget`. A file on this
+    machine is mapped and needs none.
 
     Raises
     ------
@@ -518,24 +521,24 @@ def open_shared(handle: DataHandle, memory_limit: int | None = None) -> BlockedD
             data._handle = handle
             _opened[handle.key] = data
         _opened.move_to_end(handle.key)
-        while len(_opened) > MOST_OPEN:
-            _opened.popitem(last=False)  # closed when its last user lets go of it
+        while len(_opened) > MAX_OPEN:
+            _opened.popitem(last=False)  # closed when its last reference is gone
         return data
 
 
 def open_store(store: BlockStore, dtype: FloatType, budget: int) -> BlockedData:
-    """The blocks of a store, read when they are wanted and kept as far as ``budget`` allows."""
+    """Return the blocks of a store, read on demand and cached as far as ``budget`` allows."""
     return BlockedData(store.known._replace(dtype=dtype), store.blocks(dtype, budget))
 
 
 def filled(
     storage: Storage,
-    fill: Callable[[], Known],
+    fill: Callable[[], DataInfo],
     weights: Callable[[], BlockedData | None] = lambda: None,
 ) -> BlockedData:
-    """Data whose storage ``fill`` fills; what it took is given back if that fails.
+    """Return data whose storage ``fill`` fills; the storage is closed on failure.
 
-    ``weights`` gives those of the cells once that is done.
+    ``weights`` returns the weights of the cells afterwards.
     """
     try:
         return BlockedData(fill(), storage, weights())
@@ -544,27 +547,27 @@ def filled(
         raise
 
 
-def _shared(known: Known, storage: Storage) -> tuple[DataHandle, ArrayFile | None]:
-    """Make blocked data readable by other processes; returns the file that was written for them."""
-    dtype, location = known.dtype.name, known.source.location
+def _shared(info: DataInfo, storage: Storage) -> tuple[DataHandle, ArrayFile | None]:
+    """Make blocked data readable by other processes; return the handle and any new file."""
+    dtype, location = info.dtype.name, info.source.location
     if location is not None and not location.startswith("memory:"):
-        token = _token(location, known.statistics.fingerprint, dtype)
+        token = _token(location, info.statistics.fingerprint, dtype)
         if storage.load is not None:
             return DataHandle(token, "store", location, dtype, None), None
-        if known.source.kind in ("zarr", "npy"):
-            return DataHandle(token, "zarr", location, dtype, known), None
+        if info.source.kind in ("zarr", "npy"):
+            return DataHandle(token, "zarr", location, dtype, info), None
     token = uuid.uuid4().hex
     sweep(scratch_directory())
     file = ArrayFile(named=True)
     try:
-        blocks = Storage(known.grid, file=file)
-        for block in known.grid.all_blocks():
+        blocks = Storage(info.grid, file=file)
+        for block in info.grid.all_blocks():
             blocks.put(block, storage.view(*block))
-        # A file is no place for what opens the URL that they were read from.
-        told = known
+        # A location may carry credentials, which must not be written to a file.
+        public_info = info
         if location is not None:
-            told = known._replace(source=replace(known.source, location=str(location)))
-        index = pickle.dumps((token, told, blocks.extents))
+            public_info = info._replace(source=replace(info.source, location=str(location)))
+        index = pickle.dumps((token, public_info, blocks.extents))
         extent = file.append(np.frombuffer(index, np.uint8))
     except BaseException:
         file.remove()
@@ -573,7 +576,7 @@ def _shared(known: Known, storage: Storage) -> tuple[DataHandle, ArrayFile | Non
 
 
 def _token(location: str, fingerprint: str, dtype: str) -> str:
-    """The same for the same data, so that a worker that has them open opens them once."""
+    """Return an identifier that is equal for equal data, so that a worker opens them once."""
     return hashlib.blake2b(f"{location}\x00{fingerprint}\x00{dtype}".encode()).hexdigest()[:32]
 
 
@@ -582,28 +585,28 @@ def _mapped(handle: DataHandle, budget: int, weights: BlockedData | None) -> Blo
     try:
         with contextlib.closing(ArrayFile(path=handle.location)) as file:
             raw = file.read([handle.facts])[0].tobytes()
-            # The file is this user's own and was written a moment ago by a process of theirs.
-            token, known, extents = pickle.loads(raw)
+            # Unpickling is safe: another process of this user has just written the file.
+            token, info, extents = pickle.loads(raw)
             if token != handle.token:
                 raise ValueError("it is another file")
-            storage = Storage(known.grid, known.layout.unstored)
+            storage = Storage(info.grid, info.layout.unstored)
             storage.map(file, extents)
     except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise StoreError(
-            f"{_here()} cannot read the shared data at {handle.location}: data in the client's "
-            "memory can only be shared with workers on the same machine, for as long as the client "
-            "lives; for workers elsewhere make a store that all of them can read, with daskfactor "
-            "convert, and pass its location"
+            f"{_worker_name()} cannot read the shared data at {handle.location}: data in the "
+            "client's memory can only be shared with workers on the same machine, for as long as "
+            "the client lives; for workers elsewhere make a store that all of them can read, with "
+            "daskfactor convert, and pass its location"
         ) from error
-    return BlockedData(known, storage, weights)
+    return BlockedData(info, storage, weights)
 
 
 def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
-    from daskfactor.data.files import open_input  # which makes blocks of what it opens
+    from daskfactor.data.files import open_input  # circular at module level
 
-    known = handle.facts
-    assert isinstance(known, Known)
-    grid, dtype = known.grid, known.dtype
+    info = handle.facts
+    assert isinstance(info, DataInfo)
+    grid, dtype = info.grid, info.dtype
     try:
         source = open_input(handle.location)
     except StoreError as error:
@@ -613,23 +616,23 @@ def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> 
             f"the array at {handle.location} is not the one that was shared: its shape is "
             f"{source.shape}, not {grid.shape}; leave it as it is while a run reads it"
         )
-    if known.source.rule is not None:
-        source = weighed(source, known.source.rule, dtype)
+    if info.source.rule is not None:
+        source = as_weights(source, info.source.rule, dtype)
 
     def load(block: Block) -> BlockView:
         rows, cols = grid.slices(block)
         raw = read(source, (rows, cols))
         values = Decoder(dtype, Labels()).decode(raw, rows.start, cols.start)
         if weights is not None and weights.minimum == 0:
-            values = without(values, weights.view(*block).block)  # type: ignore[union-attr]
+            values = mask_zero_weights(values, weights.view(*block).block)  # type: ignore[union-attr]
         return BlockView(np.require(values, requirements=["C", "W"]), 0, 0, *values.shape)
 
     nbytes = grid.shape[0] * grid.shape[1] * dtype.itemsize
-    return BlockedData(known, Storage(grid, load=load, nbytes=nbytes, budget=budget), weights)
+    return BlockedData(info, Storage(grid, load=load, nbytes=nbytes, budget=budget), weights)
 
 
 def _from_store(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
-    del weights  # blocks of a store are dealt out anew where cells have any
+    del weights  # a matrix with weights is never read from its store directly
     try:
         store = BlockStore(handle.location)
     except StoreError as error:
@@ -642,19 +645,19 @@ def _from_store(handle: DataHandle, budget: int, weights: BlockedData | None) ->
     return open_store(store, np.dtype(handle.dtype), budget)
 
 
-def _here() -> str:
+def _worker_name() -> str:
     return f"the worker in process {os.getpid()} on {socket.gethostname()}"
 
 
 def _unreachable(handle: DataHandle, error: StoreError) -> StoreError:
     return StoreError(
-        f"{_here()} cannot open the data at {handle.location}, which the client reads from: "
+        f"{_worker_name()} cannot open the data at {handle.location}, which the client reads from: "
         f"{error}; put them where all workers can read them under one location"
     )
 
 
 def _dense(view: AnyBlock) -> FloatArray:
-    """A block as an array, NaN where missing."""
+    """Return a block as an array, NaN where missing."""
     if isinstance(view, BlockView):
         block: FloatArray = view.block
         return block
@@ -664,7 +667,7 @@ def _dense(view: AnyBlock) -> FloatArray:
 
 
 def as_scipy(view: SparseBlock, values: NDArray[Any] | None = None) -> Any:
-    """Return a sparse block as compressed rows of scipy, with other ``values`` if there are any."""
+    """Return a sparse block as compressed rows of scipy, with other ``values`` if passed."""
     from scipy import sparse
 
     pattern = view.indices.astype(np.int64), view.indptr.astype(np.int64)
@@ -672,7 +675,7 @@ def as_scipy(view: SparseBlock, values: NDArray[Any] | None = None) -> Any:
 
 
 def lookup(matrix: Any, default: Any) -> Callable[[NDArray[Any], NDArray[Any]], FloatArray]:
-    """Return what gives stored values of compressed rows at cells, and ``default`` at others."""
+    """Return a function for the stored values of compressed rows at cells, else ``default``."""
     from scipy import sparse
 
     values = matrix.data
@@ -689,7 +692,7 @@ def lookup(matrix: Any, default: Any) -> Callable[[NDArray[Any], NDArray[Any]], 
 
 
 def _short(count: int) -> str:
-    """A count in three digits or so."""
+    """Return a count with about three digits and a unit."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`convert`: any table or file of a sparse matrix becomes a blocked store; `export`: and back."""
+"""`convert` any table or file of a sparse matrix to a blocked store; `export` it to a file."""
 
 import contextlib
 import gzip
@@ -16,11 +16,11 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, open_store
 from daskfactor.data.files import label_file, open_sparse
 from daskfactor.data.grid import Grid
-from daskfactor.data.known import Labels
+from daskfactor.data.labels import Labels
 from daskfactor.data.sources import checked_options
-from daskfactor.data.sparse import LoadOptions, Task, meaning_of_unstored
+from daskfactor.data.sparse import LoadOptions, SparseLoader, meaning_of_unstored
 from daskfactor.data.store import BlockStore, StoreWriter, writing_errors
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, OptionError, StoreError
 from daskfactor.machine import memory_budget
 from daskfactor.options import Reading, verb
@@ -30,29 +30,29 @@ from daskfactor.publish import Publication, check_free
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion made.
+    """Summary of a conversion.
 
     Attributes
     ----------
     location
-        Where the store is.
+        Path or URL of the store.
     shape
         (I, J).
     n_read, n_stored
-        Entries of the source; entries stored, with duplicates merged and without those that
-        say nothing (zeros or NaN, whichever is not stored).
+        Entries of the source; entries stored, with duplicates merged and without zeros
+        or NaN, whichever is not stored.
     n_duplicates
-        Entries that named a cell again.
+        Entries of cells that had an entry already.
     blocks
         B; the store holds B x B blocks.
     imbalance
         Entries of the largest block over the mean; 1 is even.
     unstored, dtype, balanced
-        As they were asked for or chosen.
+        Meaning of unstored entries, dtype of the values, and whether the grid is balanced.
     nbytes
         Size of the store.
     seconds
-        Time it took.
+        Duration.
     """
 
     location: str
@@ -70,7 +70,7 @@ class Conversion:
 
     @property
     def entries_per_second(self) -> float:
-        """Entries read per second."""
+        """Return the entries read per second."""
         return self.n_read / self.seconds
 
 
@@ -96,7 +96,7 @@ def convert(
     The source is read twice, piece by piece: once for its keys and sizes, once for
     its entries, which wait block by block in memory or, beyond ``memory_limit``, in a
     scratch file (in dask's ``temporary-directory``). The store appears when it is
-    whole; a conversion that fails or is interrupted leaves nothing.
+    complete; a conversion that fails or is interrupted leaves nothing.
 
     Parameters
     ----------
@@ -113,20 +113,20 @@ def convert(
         and the third. ``values=False`` counts lines, and so does a table of two columns.
         Of an ``.npz`` file, names of arrays.
     header
-        Whether the first line of a CSV file holds names; by default it does if there is
-        no number in it where one is needed.
+        True if the first line of a CSV file holds names; detected by default: it does if it
+        has no number where one is needed.
     table, storage_options
         As for `as_blocks`.
     layer, mask_var
-        Of an AnnData, a layer instead of X and the variables that are taken; as for `as_blocks`.
+        Layer of an AnnData in place of X, and selection of variables; as for `as_blocks`.
     shape
-        Numbers of rows and of columns; keys are then positions from 0, not names,
+        Numbers of rows and of columns: keys are then positions from 0, not names,
         and rows and columns without entries are kept. By default keys are names: rows and columns
         are those that occur, in ascending order (numbers by size, texts by code point), and the
         keys become labels.
     unstored : {None, "zero", "missing"}
-        What a cell without entry means: an observed zero, as in counts, or missing, as in
-        ratings. By default what the source says, else zero, with a warning.
+        Meaning of a cell without entry: an observed zero, as in counts, or missing, as in
+        ratings. By default the source decides, else zero, with a warning.
     blocks
         B, the number of row bands and of column bands; chosen from the number of entries.
     balance
@@ -138,13 +138,13 @@ def convert(
         Compression of the blocks: ``"lz4"`` is fast and halves the size, ``"zstd"`` is smaller
         and slower, ``"none"`` is fastest on fast disks.
     overwrite
-        Whether a blocked store that is there already may be replaced, when the new one is whole.
-        Nothing else ever is.
+        Replace an existing blocked store, once the new one is complete. Nothing else is ever
+        replaced.
     memory_limit
         Memory to use, in bytes or as a text such as ``"4 GiB"``; by default half of the free
         memory.
     progressbar
-        Whether to show progress on standard error.
+        Show progress on standard error.
 
     Returns
     -------
@@ -154,12 +154,11 @@ def convert(
     Raises
     ------
     DataError
-        The source is not what it should be, has keys or values that cannot be used, or lacks
-        a column.
+        The source is invalid, has keys or values that cannot be used, or lacks a column.
     OptionError
         An argument outside what is allowed.
     StoreError
-        Something that may not be replaced is there, or something cannot be read or written.
+        The store exists and may not be replaced, or source or store cannot be read or written.
 
     Notes
     -----
@@ -180,14 +179,14 @@ def convert(
     >>> dfac.as_blocks(store).shape
     (300, 200)
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     unstored = reading.get("unstored")
     kind = checked_options(dtype, unstored)
     limit = memory_budget(memory_limit)
     with writing_errors(str(store)):
         writer = StoreWriter(str(store), compression, overwrite)
     with writer:
-        entries = _with_shape(open_sparse(source, Wanted.of(reading)), shape)
+        entries = _with_shape(open_sparse(source, ReadOptions.of(reading)), shape)
         zeros = meaning_of_unstored(entries, unstored) == "zero"
         options = LoadOptions(
             blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
@@ -195,26 +194,26 @@ def convert(
         with (
             writing_errors(writer.location),
             progress_bar(progressbar) as on_event,
-            Task(entries, options, on_event) as task,
+            SparseLoader(entries, options, on_event) as loader,
         ):
-            writer.begin(task.grid, task.counts, kind, task.kept_share())
-            known = task.assemble(writer.put)
-            writer.finish(known)
-    stored = known.statistics.n_stored
+            writer.begin(loader.grid, loader.counts, kind, loader.unmerged_share())
+            info = loader.assemble(writer.put)
+            writer.finish(info)
+    stored = info.statistics.n_stored
     assert stored is not None
     return Conversion(
         location=writer.location,
-        shape=task.grid.shape,
-        n_read=task.entries,
+        shape=loader.grid.shape,
+        n_read=loader.entries,
         n_stored=int(stored.sum()),
-        n_duplicates=task.doubles,
-        blocks=task.grid.blocks,
+        n_duplicates=loader.doubles,
+        blocks=loader.grid.blocks,
         imbalance=float(stored.max() / stored.mean()) if stored.any() else 1.0,
         unstored=options.unstored,
         dtype=str(kind),
         balanced=balance,
         nbytes=writer.nbytes(),
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - start_time,
     )
 
 
@@ -253,7 +252,7 @@ def export(
         unstored beside the matrix. ``.mtx`` or ``.mtx.gz``: Matrix Market, with labels in
         ``NAME.rows.txt`` and ``NAME.columns.txt``. ``.h5ad``: AnnData.
     overwrite
-        Whether files that are there already may be replaced, when the new ones are whole.
+        Replace existing files, once the new ones are complete.
 
     Raises
     ------
@@ -311,10 +310,12 @@ def export(
 
 
 def _label_files(data: BlockedData, target: Path) -> dict[Path, str | None]:
-    """Contents of the files with labels beside a Matrix Market file; None where there are none."""
+    """Return the label files of a Matrix Market file with contents; None without labels."""
     sides = zip(("rows", "columns"), _index_labels(data.labels), strict=True)
     return {
-        label_file(target, side): None if labels is None else "".join(f"{own}\n" for own in labels)
+        label_file(target, side): None
+        if labels is None
+        else "".join(f"{label}\n" for label in labels)
         for side, labels in sides
     }
 
@@ -362,12 +363,12 @@ def _h5ad(data: BlockedData, making: Path) -> None:
         index = coords.get(dim, np.arange(size))
         others = {name: column for name, column in coords.items() if name != dim}
         frames.append(pd.DataFrame(others, index=pd.Index(index.astype(str))))
-    found = anndata.AnnData(data.observed_sparse(), *frames, uns={"unstored": data.unstored})
-    found.write_h5ad(making)
+    adata = anndata.AnnData(data.observed_sparse(), *frames, uns={"unstored": data.unstored})
+    adata.write_h5ad(making)
 
 
 def _index_labels(labels: Labels) -> list[NDArray[Any] | None]:
-    """Labels of rows and of columns, texts at a fixed width, None where there are none."""
+    """Return the labels of rows and columns, texts at fixed width, None without labels."""
     return [
         side.astype(np.str_) if side is not None and side.dtype.kind in "OT" else side
         for side in labels.index

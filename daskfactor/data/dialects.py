@@ -1,4 +1,4 @@
-"""How text files are written: their packing, what separates fields, and where data begin."""
+"""Dialects of text files: compression, separator of fields, and the first line of data."""
 
 import csv
 import lzma
@@ -20,26 +20,26 @@ from daskfactor.urls import error_summary, is_url, open_binary
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "none", "?"]
 PACKINGS = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4")
-"""Endings of files that are read unpacked; of an archive, the only file in it."""
+"""Endings of compressed files that are read; an archive must hold a single file."""
 DOUBLE_COLON = "::"
 BLANK = " "
 SEPARATORS = ("\t", ";", ",", "|", DOUBLE_COLON, BLANK)
-"""Of several that divide lines alike, the first one separates fields."""
+"""Separators; among those that split lines equally well, the first one is used."""
 UNIT = "\x1f"
-"""What stands for two colons where a separator must be one character."""
+"""Replacement of two colons where a separator must be one character."""
 HEAD_BYTES = 2**16
-"""Bytes by which a dialect is found, or more if they hold no two lines of data."""
+"""Bytes for the detection of a dialect, or more if they hold fewer than two lines of data."""
 SAMPLED_LINES = 20
 TEXT_COPIES = 32
-"""Bytes of memory that a character of a dense table takes while it becomes numbers."""
+"""Bytes of memory per character of a dense table during conversion to numbers."""
 WORD_COUNTS = ["document", "word", "count"]
 
 
 class Dialect(NamedTuple):
-    """How a text table is written.
+    """Dialect of a text table.
 
-    ``skipped`` lines come before it, among them a header that is a comment. ``names`` are those of
-    its columns where they are known without a header of its own. ``lines`` are its first ones.
+    ``skipped`` lines precede the table, among them a header in a comment. ``names`` are column
+    names that come from elsewhere than a header line. ``lines`` are the first lines.
     """
 
     skipped: int
@@ -63,7 +63,7 @@ class Dialect(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """One character that separates fields in the blocks of `blocks_of_text`."""
+        """Return the one-character separator of fields in the blocks of `blocks_of_text`."""
         return UNIT if self.separator == DOUBLE_COLON else self.separator
 
 
@@ -75,17 +75,17 @@ def _fields(line: str, separator: str) -> list[str]:
     else:
         try:
             parts = next(csv.reader([line], delimiter=separator), [])
-        except csv.Error:  # a field of 128 kB: the reader says so, if it is one of the table
+        except csv.Error:  # a field above 128 kB: reported when the table is read
             parts = line.split(separator)
     return [field.strip() for field in parts]
 
 
 def dialect_of(location: str | PathLike[str]) -> Dialect:
-    """Find how a text table is written, by its first lines.
+    """Detect the dialect of a text table from its first lines.
 
-    The separator divides all of them into equally many fields, of which as many as possible
-    behind the first are numbers. Lines before the table that begin with ``#`` or ``%`` are
-    comments, unless they are divided as those of the table, with numbers behind the first field.
+    The separator splits all of them into equally many fields, of which as many as possible after
+    the first are numbers. Lines before the table that begin with ``#`` or ``%`` are comments,
+    unless they are split like those of the table, with numbers after the first field.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def dialect_of(location: str | PathLike[str]) -> Dialect:
     """
     lines = _first_lines(fspath(location))
     skipped = next((n for n, line in enumerate(lines) if _holds_data(line)), None)
-    if skipped is None:  # all of them begin as comments do
+    if skipped is None:  # all of them look like comments
         skipped = next((n for n, line in enumerate(lines) if line.strip()), 0)
     if _counts_words(lines[skipped:]):
         return Dialect(skipped + 3, BLANK, WORD_COUNTS, lines[skipped + 3 :])
@@ -104,11 +104,11 @@ def dialect_of(location: str | PathLike[str]) -> Dialect:
     skipped = next(
         (n for n in range(skipped) if _is_row(_fields(lines[n], separator), width)), skipped
     )
-    found = Dialect(skipped, separator, None, lines[skipped:])
+    dialect = Dialect(skipped, separator, None, lines[skipped:])
     if not sampled:
-        return found
-    names = _commented_header(lines[:skipped], found.fields(lines[skipped]), separator)
-    return found._replace(names=names)
+        return dialect
+    names = _commented_header(lines[:skipped], dialect.fields(lines[skipped]), separator)
+    return dialect._replace(names=names)
 
 
 def _holds_data(line: str) -> bool:
@@ -116,7 +116,7 @@ def _holds_data(line: str) -> bool:
 
 
 def _is_row(fields: Sequence[str], width: int) -> bool:
-    """Return whether a line is divided as a table is, with numbers behind the first field."""
+    """Return whether a line has the width of the table, and numbers after the first field."""
     return len(fields) == width > 1 and all(map(is_number, fields[1:]))
 
 
@@ -127,7 +127,7 @@ def _commented_header(
     if not comments or len(first) < 2 or not all(map(is_number, first[1:])):
         return None
     text = re.sub(r"^#+\s*|^%+\s+", "", comments[-1])
-    corner = not is_number(first[0])  # names of columns may leave out the one of row names
+    corner = not is_number(first[0])  # a header may lack the name of the row names
     divided = [_fields(text, separator)]
     if separator in ("\t", BLANK):
         divided.append(text.split())
@@ -141,7 +141,7 @@ def _commented_header(
 def _counts_words(lines: Sequence[str]) -> bool:
     """Return whether lines are a bag of words of the UCI repository.
 
-    It begins with the numbers of documents, words and entries, and goes on with triples.
+    It begins with the numbers of documents, words and entries; triples follow.
     """
     table = [line.split() for line in lines if line.strip()]
     if len(table) < 4 or [len(line) for line in table[:3]] != [1, 1, 1]:
@@ -156,7 +156,7 @@ def _counts_words(lines: Sequence[str]) -> bool:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """Return what separates the fields of some lines."""
+    """Return the separator of the fields of some lines."""
     best, most = None, -1.0
     for mark in SEPARATORS:
         table = [_fields(line, mark) for line in lines]
@@ -166,7 +166,7 @@ def _separator(lines: Sequence[str]) -> str:
         if len(table[0]) not in (width, width - 1):  # a header may lack the corner
             continue
         behind = [field for fields in table[len(table) > 1 :] for field in fields[1:]]
-        share = sum(is_number(own) or has_decimal_comma(own) for own in behind) / len(behind)
+        share = sum(is_number(field) or has_decimal_comma(field) for field in behind) / len(behind)
         if share > most:
             best, most = mark, share
     if best is not None or not lines:
@@ -176,7 +176,7 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 def _first_lines(location: str) -> list[str]:
-    """Return the whole lines that a text file begins with, two of data among them if it has any."""
+    """Return the first complete lines of a text file, with two lines of data if possible."""
     raw, last, lines = b"", False, list[str]()
     with readable(location), plain(location) as stream:
         while not last:
@@ -187,12 +187,12 @@ def _first_lines(location: str) -> list[str]:
             if len(raw) > max(HEAD_BYTES, available_memory() // TEXT_COPIES):
                 raise _too_large(location)
             if b"\0" in part:
-                raise DataError(f"{location} is no text file")
-            # What is no UTF-8 is refused where it is read, not in columns that nobody asked for.
+                raise DataError(f"{location} is not a text file")
+            # Invalid UTF-8 is refused when it is read, not in columns that are not used.
             lines = list(raw.decode("utf-8-sig", "replace").splitlines())
-            whole = lines if last or raw.endswith(b"\n") else lines[:-1]
-            if sum(map(_holds_data, whole)) > 1:
-                return whole
+            complete_lines = lines if last or raw.endswith(b"\n") else lines[:-1]
+            if sum(map(_holds_data, complete_lines)) > 1:
+                return complete_lines
     return lines
 
 
@@ -228,15 +228,15 @@ def lines_of(location: str | PathLike[str], dialect: Dialect) -> list[tuple[int,
 
 @contextmanager
 def readable(location: str | PathLike[str]) -> Iterator[None]:
-    """Say in one sentence of a DataError why a text file cannot be read."""
+    """Raise errors of reading a text file as DataError."""
     try:
         yield
     except DaskfactorError:
         raise
     except UnicodeDecodeError as error:
-        raise DataError(f"{location} is no UTF-8 text: {error}; save it as UTF-8") from error
+        raise DataError(f"{location} is not UTF-8 text: {error}; save it as UTF-8") from error
     except csv.Error as error:
-        raise DataError(f"{location} is no text table: {error}") from error
+        raise DataError(f"{location} is not a text table: {error}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise unreadable(fspath(location), error) from error
 
@@ -251,13 +251,16 @@ def unreadable(location: str, error: BaseException) -> DataError:
 
 @contextmanager
 def plain(location: str | PathLike[str]) -> Iterator[Any]:
-    """Open a file for reading, wherever it lies, unpacked as its name says."""
+    """Open a local or remote file for reading, decompressed according to its ending."""
     from fsspec.compression import compr
 
     packing = Path(fspath(location).lower()).suffix
     with open_binary(location) as packed:
         if packing == ".zip":
-            with zipfile.ZipFile(packed) as archive, archive.open(_only(archive, location)) as file:
+            with (
+                zipfile.ZipFile(packed) as archive,
+                archive.open(_only_member(archive, location)) as file,
+            ):
                 yield file
         elif packing in (".gz", ".bz2", ".xz"):
             names = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
@@ -272,7 +275,7 @@ def plain(location: str | PathLike[str]) -> Iterator[Any]:
             yield packed
 
 
-def _only(archive: zipfile.ZipFile, location: str | PathLike[str]) -> str:
+def _only_member(archive: zipfile.ZipFile, location: str | PathLike[str]) -> str:
     """Return the name of the one file in an archive."""
     names = [
         name
@@ -288,7 +291,7 @@ def _only(archive: zipfile.ZipFile, location: str | PathLike[str]) -> str:
 
 
 def _limited(file: TextIOWrapper, location: str) -> Iterator[str]:
-    """The lines of a text, as long as what becomes of them fits into memory."""
+    """Yield the lines of a text, limited to the amount that fits into memory as numbers."""
     left = available_memory() // TEXT_COPIES
     while line := file.readline(left + 1):
         left -= len(line)
@@ -314,7 +317,7 @@ def has_decimal_comma(field: str) -> bool:
 
 
 def is_number(field: str) -> bool:
-    """Return whether a field is a number, or says that there is none."""
+    """Return whether a field is a number or a code for a missing value."""
     try:
         float(field)
     except ValueError:
@@ -323,13 +326,15 @@ def is_number(field: str) -> bool:
 
 
 def fault_of(location: str, line: int, fields: Sequence[str], width: int) -> str | None:
-    """Say what is wrong with a line, be it of a matrix or of a table of entries; None if nothing.
+    """Return the error in a line of a matrix or of a long table; None if there is none.
 
     ``width`` is the number of fields of the lines before it.
     """
     if fields and len(fields) != width:
-        said = f"has {len(fields)} fields, the lines before it {width}; write {width} on every line"
-        return f"{location}, line {line} {said}, with nothing in one whose value is missing"
+        problem = (
+            f"has {len(fields)} fields, the lines before it {width}; write {width} on every line"
+        )
+        return f"{location}, line {line} {problem}, with nothing in one whose value is missing"
     for position, field in enumerate(fields, start=1):
         if is_number(field) and math.isinf(number(field)):
             return (
@@ -339,16 +344,16 @@ def fault_of(location: str, line: int, fields: Sequence[str], width: int) -> str
 
 
 def number(field: str) -> float:
-    """Return the number in a field, NaN if it says that there is none."""
+    """Return the number in a field, NaN for a code of a missing value."""
     return float("nan") if field.lower() in _NO_NUMBER else float(field)
 
 
 def numbers(location: str, line: int, fields: Sequence[str], first: int, mark: str) -> list[float]:
-    """Return the numbers of a line, whose position in the file errors tell."""
+    """Return the numbers of a line; errors name its position in the file."""
     for position, field in enumerate(fields[first:], start=first + 1):
         if not is_number(field):
             raise DataError(
-                f"{location}, line {line}, field {position}: {field!r} is no number"
+                f"{location}, line {line}, field {position}: {field!r} is not a number"
                 f"{_hint(field, fields, mark)}"
             )
     return list(map(number, fields[first:]))
@@ -360,5 +365,5 @@ def _hint(field: str, fields: Sequence[str], mark: str) -> str:
         call = f"pandas.read_csv(..., sep={mark!r}, decimal=',')"
         return f"; write numbers with a point, or pass what {call} reads"
     if len(fields) > 2 and field == fields[1]:
-        return "; of a table with a line for each entry name rows, columns and values"
+        return "; for a table with a line for each entry pass rows, columns and values"
     return ""

@@ -1,6 +1,6 @@
-"""Files that hold a matrix, by their endings: as entries for `convert`, or as one array.
+"""Matrices in files, by file ending: as entries for `convert`, or as one array.
 
-A format is added here alone: functions that read it, and a line of `FORMATS`.
+To add a format, write the functions that read it, and add a line to `FORMATS`.
 """
 
 import re
@@ -29,29 +29,30 @@ from daskfactor.data.adapters import (
 )
 from daskfactor.data.annotated import is_annotated, open_annotated, part_in, part_of
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.dialects import PACKINGS, plain
-from daskfactor.data.entries import (
+from daskfactor.data.coo import (
     Piece,
     coordinate_pieces,
     text_array,
 )
-from daskfactor.data.folding import data_array, open_array
-from daskfactor.data.frames import (
+from daskfactor.data.dialects import PACKINGS, plain
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
+from daskfactor.data.long_tables import (
     UnclearTableError,
-    asked_for,
     is_frame,
     is_long,
     long_file,
+    names_columns,
     open_frame,
 )
-from daskfactor.data.known import DEFAULT_DIMS, NUMERIC, Labels, SourceInfo, usable_dims
+from daskfactor.data.stacking import data_array, open_array
+from daskfactor.data.statistics import NUMERIC, SourceInfo
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import (
-    Look,
-    Wanted,
+    ReadOptions,
+    TableColumns,
     has_parquet,
-    look_at_csv,
-    look_at_parquet,
+    inspect_csv,
+    inspect_parquet,
     open_csv,
     open_parquet,
     parquet_files,
@@ -75,9 +76,9 @@ from daskfactor.urls import (
 
 ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .parquet, .zarr, .h5ad or netCDF (.nc)"
 NETCDF = (".nc", ".nc4", ".cdf")
-ANYTHING = Wanted()
+ANYTHING = ReadOptions()
 UNREADABLE = (ValueError, EOFError, SyntaxError, TokenError, zipfile.BadZipFile)
-"""What NumPy raises at files that are damaged, cut off, or none of its own."""
+"""Errors that NumPy raises for damaged, truncated or foreign files."""
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
 LONGEST_LINE = 2**24
@@ -100,15 +101,15 @@ _CALLS = {
     "rioxarray.open_rasterio({path!r}).squeeze()": (".tif", ".tiff"),
 }
 OF_OTHER_LIBRARIES = {ending: call for call, endings in _CALLS.items() for ending in endings}
-"""Calls that read files which are not read here, by their endings."""
-_NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
-"""A blank line, or a comment."""
+"""Calls of other libraries that read unsupported files, by file ending."""
+_BLANK_LINE = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
+"""Pattern of a blank line or comment."""
 
 
-def open_sparse(source: Any, wanted: Wanted) -> Source:
+def open_sparse(source: Any, options: ReadOptions) -> Source:
     """Return the entries of a file or of a sparse matrix in memory.
 
-    A table has a line for each entry, and so has an archive of three arrays.
+    A table is read as one with a line for each entry, and an archive as three arrays.
 
     Raises
     ------
@@ -117,79 +118,81 @@ def open_sparse(source: Any, wanted: Wanted) -> Source:
     """
     if isinstance(source, BlockedData) and source.is_sparse:
         return from_blocks(source.known, source.view)
-    source = as_url(source, wanted.storage_options)
+    source = as_url(source, options.storage_options)
     if isinstance(source, str | PathLike):
         if not is_url(fspath(source)):
             source = str(Path(fspath(source).removeprefix("file://")).expanduser())
         if is_blocked_store(source):
             store = BlockStore(fspath(source))
             return from_blocks(store.known, store.read)
-        form = FORMATS.get(_suffix(fspath(source)))
-        if wanted.table is None and (form in (_TABLE, _PARQUET, _NPZ) or _holds_parquet(source)):
-            wanted = replace(wanted, table=True)
+        file_format = FORMATS.get(_suffix(fspath(source)))
+        if options.table is None and (
+            file_format in (_TABLE, _PARQUET, _NPZ) or _holds_parquet(source)
+        ):
+            options = replace(options, table=True)
     if isinstance(source, BlockedData):
         what = "these blocks are"
     else:
-        found = open_input(source, wanted)
-        if found.is_sparse:
-            return found
-        what = f"the {found.info.kind} input is"
+        opened = open_input(source, options)
+        if opened.is_sparse:
+            return opened
+        what = f"the {opened.info.kind} input is"
     raise DataError(
         f"{what} dense, and convert is for sparse matrices; pass the data to as_blocks or sample"
     )
 
 
-def open_input(data: Any, wanted: Wanted = ANYTHING) -> Source:
-    """Whatever the caller passed: a table or file by what is in it, all else by its kind.
+def open_input(data: Any, options: ReadOptions = ANYTHING) -> Source:
+    """Return the source of any input: tables and files by their contents, else by type.
 
     Raises
     ------
     DataError
-        If it cannot be read, or may be a table of entries as well as a matrix.
+        If it cannot be read, or could be a table of entries as well as a matrix.
     OptionError
-        If columns of a table are named, and it is none.
+        If columns of a table are named, but the data are not a table.
     """
-    data = as_url(data, wanted.storage_options)
-    wanted = replace(wanted, storage_options=None)
-    if wanted.layer is not None or wanted.mask_var is not None:
-        data = part_of(data, wanted.layer, wanted.mask_var)
-        wanted = replace(wanted, layer=None, mask_var=None)
+    data = as_url(data, options.storage_options)
+    options = replace(options, storage_options=None)
+    if options.layer is not None or options.mask_var is not None:
+        data = part_of(data, options.layer, options.mask_var)
+        options = replace(options, layer=None, mask_var=None)
     if isinstance(data, str | PathLike) and is_readable_file(fspath(data)):
-        data = read_matrix(fspath(data), wanted)
+        data = read_matrix(fspath(data), options)
     if type(data).__module__.startswith(("dask.dataframe", "dask_expr")):
         raise DataError(
             "a dask DataFrame is read as a whole: pass frame.compute(), or write it as Parquet, "
             "which is read piece by piece, and pass the path"
         )
     if is_frame(data):
-        return open_frame(data, wanted)
+        return open_frame(data, options)
     array = data_array(data)
-    if array is not None and wanted.values is None and not wanted.table:
-        return open_array(array, wanted.rows, wanted.columns)
-    refuse_columns(data, wanted)
+    if array is not None and options.values is None and not options.table:
+        return open_array(array, options.rows, options.columns)
+    refuse_columns(data, options)
     return open_source(data)
 
 
-def opened_again(data: Any, source: Mapping[str, Any]) -> Any:
-    """What a run was made from, found again: the same part, or the same columns, of it.
+def reopen(data: Any, source: Mapping[str, Any]) -> Any:
+    """Return the data that a run was made from, with the same layer, mask or columns.
 
-    ``source`` is what the run tells of it, see `SourceInfo.to_dict`.
+    ``source`` is the dict that the run stores, see `SourceInfo.to_dict`.
     """
     part = source.get("layer"), source.get("mask_var")
     if any(part) and is_annotated(data):
         return part_of(data, *part)
     path = isinstance(data, str | PathLike) and is_readable_file(fspath(data))
-    told = Wanted(**(source.get("table") or {"table": False}))
-    if is_frame(data) or (path and told.table is None):
-        return open_input(data, told)
-    return read_matrix(fspath(data), told) if path else data
+    options = ReadOptions(**(source.get("table") or {"table": False}))
+    if is_frame(data) or (path and options.table is None):
+        return open_input(data, options)
+    return read_matrix(fspath(data), options) if path else data
 
 
-def refuse_columns(data: Any, wanted: Wanted) -> None:
-    """Refuse columns of a table, or a part of an AnnData, that are asked for of what is none."""
-    if wanted.layer is not None or wanted.mask_var is not None:
-        part_of(data, wanted.layer, wanted.mask_var)
-    if (asked_for(wanted) or wanted.table) and not isinstance(data, Source):
+def refuse_columns(data: Any, options: ReadOptions) -> None:
+    """Refuse options for columns of a table, or a layer, if the data have none."""
+    if options.layer is not None or options.mask_var is not None:
+        part_of(data, options.layer, options.mask_var)
+    if (names_columns(options) or options.table) and not isinstance(data, Source):
         raise OptionError(
             "rows, columns, values and table say how to read a table with a line for each entry "
             "(a DataFrame, a CSV or Parquet file), and rows and columns name dimensions of an "
@@ -198,7 +201,7 @@ def refuse_columns(data: Any, wanted: Wanted) -> None:
 
 
 def is_readable_file(text: str) -> bool:
-    """Whether a location is that of a file, or of an array in one, or ends as a table does."""
+    """Return whether a location is a file, an array in a file, or has the ending of a table."""
     if _suffix(part_in(text)[0]) in FORMATS:
         return True
     if is_url(text):
@@ -213,14 +216,14 @@ def is_readable_file(text: str) -> bool:
 
 
 def _holds_parquet(text: str) -> bool:
-    """Whether a location is that of a folder with such files, or with folders ``key=value``."""
+    """Return whether a location is a folder with Parquet files, or with ``key=value`` folders."""
     if is_url(text):
         return zarr_kind(text) is None and path_kind(text) == "folder" and bool(parquet_files(text))
     return Path(text).is_dir() and has_parquet(*file_system(text))
 
 
 def _suffix(location: str) -> str:
-    """The ending that says what is in a file, whether or not it is compressed."""
+    """Return the ending of a file name without that of a compression."""
     name = location.lower().rstrip("/")
     for ending in PACKINGS:
         name = name.removesuffix(ending)
@@ -239,101 +242,108 @@ def _refuse_foreign(location: str) -> None:
         )
 
 
-def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
-    """The matrix in a file or store that `sample` does not read by itself, opened or read.
+def read_matrix(text: str, options: ReadOptions = ANYTHING) -> Any:
+    """Open or read the matrix in a file or store that `sample` does not open by itself.
 
-    ``file.npz:name`` (or ``file.nc:name``, ``file.zarr:name``) picks one array of several, and
-    ``file.h5ad:name`` a layer of an AnnData; a file whose own name has a colon wins. What
-    `sample` reads by its location is left to it. A table with a line for each entry is a
-    `Source`.
+    ``file.npz:name`` (or ``file.nc:name``, ``file.zarr:name``) selects one array of several, and
+    ``file.h5ad:name`` a layer of an AnnData; a file whose own name has a colon has priority. A
+    location that `sample` opens by itself is returned unchanged. A table with a line for each entry
+    is a `Source`.
 
     Raises
     ------
     DataError
-        If the file holds no matrix, or not the one that was named.
+        If the file holds no matrix, or none of that name.
     """
     location, name = part_in(text)
     suffix = _suffix(location)
-    form = FORMATS.get(suffix)
+    file_format = FORMATS.get(suffix)
     if not is_url(text) and not Path(location).exists():
         raise DataError(f"{location} does not exist; give a file or store: {ARRAYS}")
-    if (form is None or not is_url(text)) and _holds_parquet(text):
-        form = _PARQUET
+    if (file_format is None or not is_url(text)) and _holds_parquet(text):
+        file_format = _PARQUET
     _refuse_foreign(location)
     annotated = open_annotated(location, name)
     if annotated is not None:
         return annotated
-    if form is None and suffix not in NETCDF and is_hdf5(location):
-        form = _HDF5
-    if form is _HDF5 and is_netcdf(location):
-        form = None
+    if file_format is None and suffix not in NETCDF and is_hdf5(location):
+        file_format = _HDF5
+    if file_format is _HDF5 and is_netcdf(location):
+        file_format = None
     folder = matrix_in(text)
     if folder is not None:
         return open_matrix_market(folder)
-    if form is not None and form.look is not None and form.entries is not None and name is None:
-        look = form.look(text, wanted)
+    if (
+        file_format is not None
+        and file_format.inspect is not None
+        and file_format.entries is not None
+        and name is None
+    ):
+        columns = file_format.inspect(text, options)
         try:
-            long = is_long(text, look.names, look.labelled, look.has_keys, wanted)
+            long = is_long(text, columns.names, columns.labelled, columns.has_keys, options)
         except UnclearTableError as error:
-            if look.fault is None:
+            if columns.fault is None:
                 raise
-            raise DataError(look.fault) from error
+            raise DataError(columns.fault) from error
         if long:
-            return long_file(text, look, form.entries(text, wanted), wanted)
-    if location.lower().endswith(PACKINGS) and form not in (_TABLE, _MATRIX_MARKET):
+            return long_file(text, columns, file_format.entries(text, options), options)
+    if location.lower().endswith(PACKINGS) and file_format not in (_TABLE, _MATRIX_MARKET):
         raise DataError(
-            f"{location} is compressed, which is read of tables and .mtx files alone, if it is "
-            "called as these are (name.csv.gz); unpack it, and pass what was in it"
+            f"{location} is compressed, which is supported for tables and .mtx files only, by "
+            "their names (name.csv.gz); unpack it, and pass the unpacked file"
         )
-    if form is not None:
-        if name is not None and form not in (_NPZ, _HDF5):
+    if file_format is not None:
+        if name is not None and file_format not in (_NPZ, _HDF5):
             raise DataError(
                 f"{location} holds one matrix, without a name, not {name!r}; give {location}"
             )
         with url_errors(location):
-            return form.array(location, name, wanted)
+            return file_format.array(location, name, options)
     if name is None and zarr_kind(location) in ("blocks", "array", "run"):
-        return location  # as_blocks opens it, or refuses it with the right sentence
-    return _read_labelled(location, name, wanted)
+        return location  # as_blocks opens it, or raises the specific error
+    return _read_labelled(location, name, options)
 
 
 def open_matrix_market(location: str) -> Source:
-    """A Matrix Market file of coordinates, compressed or not, read in pieces."""
+    """Return the source of a coordinate Matrix Market file, read in pieces."""
     with plain(location) as file:
         banner = file.readline(LONGEST_LINE)
         kinds = banner.decode("ascii", "replace").lower().split()
         if kinds[:2] != ["%%matrixmarket", "matrix"] or len(kinds) != 5:
-            raise DataError(f"{location} is no Matrix Market file: it begins with {banner[:40]!r}")
+            raise DataError(
+                f"{location} is not a Matrix Market file: it begins with {banner[:40]!r}"
+            )
         if kinds[2] != "coordinate" or kinds[3] == "complex":
             raise DataError(
-                f"{location} holds a {kinds[2]} matrix of {kinds[3]} numbers; what is read here is "
-                "coordinate real, integer or pattern"
+                f"{location} holds a {kinds[2]} matrix of {kinds[3]} numbers; only "
+                "coordinate matrices of real, integer or pattern entries are supported"
             )
         rows, cols, entries = _sizes(location, file)
         start = file.tell()
 
     def pieces(add: bool) -> Iterator[Piece]:
-        found = 0
+        count_read = 0
         with plain(location) as file:
             file.seek(start)
             while text := file.read(TEXT_CHUNK) + file.readline(LONGEST_LINE):
-                text = _NOTHING.sub(b"", text + b"\n")
+                text = _BLANK_LINE.sub(b"", text + b"\n")
                 count = text.count(b"\n")
-                found += count
+                count_read += count
                 coo = _parsed(location, banner + b"%d %d %d\n" % (rows, cols, count) + text)
                 yield from coordinate_pieces(coo.row, coo.col, coo.data)
-        if found != entries:
+        if count_read != entries:
             raise DataError(
-                f"{location} says that it has {entries} entries, but has {found}; it was cut off "
-                "or changed"
+                f"{location} says that it has {entries} entries, but has {count_read}; it was cut "
+                "off or changed"
             )
 
     source = Source(
         SourceInfo("matrix market", location, lazy=True),
         (rows, cols),
         labels=Labels(
-            row_coords=_labels_beside(location, "row", "rows", rows),
-            col_coords=_labels_beside(location, "column", "columns", cols),
+            row_coords=_read_labels(location, "row", "rows", rows),
+            col_coords=_read_labels(location, "column", "columns", cols),
         ),
         pieces=pieces,
         entries=entries if kinds[4] == "general" else None,
@@ -341,54 +351,54 @@ def open_matrix_market(location: str) -> Source:
     return with_cells_as_rows(source, location)
 
 
-def _sparse_archive(location: str, arrays: Mapping[str, Any], wanted: Wanted) -> Source:
+def _sparse_archive(location: str, arrays: Mapping[str, Any], options: ReadOptions) -> Source:
     """Return the sparse matrix in the arrays of a NumPy archive.
 
-    Either what scipy.sparse.save_npz writes; or compressed rows as ``data``, ``indices``,
-    ``indptr``, ``shape``; or three arrays of positions and values, called row, col and data or as
-    ``wanted`` says. Arrays ``row_labels`` and ``column_labels`` are labels.
+    The archive is one of three kinds: from scipy.sparse.save_npz; compressed rows as ``data``,
+    ``indices``, ``indptr``, ``shape``; or three arrays of positions and values, named row, col and
+    data or as ``options`` say. Arrays ``row_labels`` and ``column_labels`` are labels.
     """
     dims = usable_dims(*arrays.get("dims", np.array(DEFAULT_DIMS)).tolist())
     coords = _labels(arrays, dims[0], "row_labels"), _labels(arrays, dims[1], "column_labels")
-    about: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "info": SourceInfo("npz", location),
         "unstored": str(arrays["unstored"]) if "unstored" in arrays else None,
     }
-    if wanted.rows is None and ("format" in arrays or "indptr" in arrays):
+    if options.rows is None and ("format" in arrays or "indptr" in arrays):
         if "format" in arrays:
             with open_binary(location) as file:
                 matrix = sparse.load_npz(file)
         else:
             parts = arrays["data"], arrays["indices"], arrays["indptr"]
             matrix = sparse.csr_array(parts, shape=tuple(arrays["shape"].tolist()))
-        return replace(open_source(matrix), labels=Labels(*dims, *coords), **about)
-    rows, cols, data = _triples(location, arrays, wanted)
+        return replace(open_source(matrix), labels=Labels(*dims, *coords), **shared)
+    rows, cols, data = _triples(location, arrays, options)
     shape = tuple(arrays["shape"].tolist()) if "shape" in arrays else None
     return Source(
         shape=shape,
         labels=Labels() if shape is None else Labels(*dims, *coords),
         pieces=lambda add: coordinate_pieces(rows, cols, data),
         entries=data.size,
-        **about,
+        **shared,
     )
 
 
 def label_file(target: Path, side: str) -> Path:
-    """Where `export` puts the labels of one side of a Matrix Market file."""
+    """Return the file in which `export` writes the labels of a side of a Matrix Market file."""
     stem = target.name.removesuffix(".gz").removesuffix(".bz2").removesuffix(".mtx")
     return target.with_name(f"{stem}.{side}.txt")
 
 
 def _why(error: BaseException, location: str) -> str:
-    """What NumPy says, but for advice to load what may be anything."""
+    """Return the reason of a NumPy error, without its advice to allow pickles."""
     foreign = any(word in str(error) for word in ("pickle", "Python objects"))
     text = error_summary(error, location) if is_url(location) else str(error)
-    return "it holds no numbers, or is no file of NumPy's" if foreign else text
+    return "it holds no numbers, or is not a NumPy file" if foreign else text
 
 
 @contextmanager
 def _archive(location: str) -> Iterator[Any]:
-    """A NumPy archive, whose arrays together are no larger than memory."""
+    """Open a NumPy archive, refused if its arrays exceed free memory."""
     try:
         with open_binary(location) as file:
             with zipfile.ZipFile(file) as members:
@@ -405,34 +415,36 @@ def _archive(location: str) -> Iterator[Any]:
         raise
     except (OSError, MemoryError, *UNREADABLE) as error:
         raise DataError(
-            f"{location} is no NumPy archive that can be read: {_why(error, location)}"
+            f"{location} is not a readable NumPy archive: {_why(error, location)}"
         ) from safe_cause(error, location)
 
 
 def _matrices(archive: Any) -> list[str]:
-    """Return names of matrices of numbers in an archive, or of arrays of more dimensions."""
-    known: dict[str, tuple[int, str]] = {}
+    """Return the names of numeric matrices in an archive, or of arrays with more dimensions."""
+    kinds_of: dict[str, tuple[int, str]] = {}
     for name in archive.files:
         with archive.zip.open(f"{name}.npy") as file:
             shape, _, dtype = npy_header(file)
-            known[name] = len(shape), dtype.kind
-    if len(known) == 1:
-        return list(known)
-    for least, most, kinds in ((2, 2, "iuf"), (2, 99, "biuf")):
-        found = [name for name, (n, kind) in known.items() if least <= n <= most and kind in kinds]
-        if found:
-            return found
+            kinds_of[name] = len(shape), dtype.kind
+    if len(kinds_of) == 1:
+        return list(kinds_of)
+    for lowest, highest, kinds in ((2, 2, "iuf"), (2, 99, "biuf")):
+        matrices = [
+            name for name, (n, kind) in kinds_of.items() if lowest <= n <= highest and kind in kinds
+        ]
+        if matrices:
+            return matrices
     return []
 
 
-def _read_npz(location: str, name: str | None, wanted: Wanted) -> Any:
+def _read_npz(location: str, name: str | None, options: ReadOptions) -> Any:
     """Return an array of an archive, or the sparse matrix in several of them."""
     with _archive(location) as archive:
         names = list(archive.files)
-        named = wanted.table or asked_for(wanted)
+        names_given = options.table or names_columns(options)
         kinds = {"format", "data"}, {"data", "indices", "indptr"}, {"row", "col", "data"}
-        if name is None and (named or any(kind <= {*names} for kind in kinds)):
-            return _sparse_archive(location, {own: archive[own] for own in names}, wanted)
+        if name is None and (names_given or any(kind <= {*names} for kind in kinds)):
+            return _sparse_archive(location, {key: archive[key] for key in names}, options)
         if name is None:
             chosen = _matrices(archive)
             if len(chosen) == 1:
@@ -449,19 +461,19 @@ def _read_npz(location: str, name: str | None, wanted: Wanted) -> Any:
     raise DataError(f"{location} has no array {name!r}, only {', '.join(names)}")
 
 
-def _read_npy(location: str, name: str | None, wanted: Wanted) -> Any:
+def _read_npy(location: str, name: str | None, options: ReadOptions) -> Any:
     try:
         return npy_at(location) if is_url(location) else np.load(location, "r", False)
     except DaskfactorError:
         raise
     except UNREADABLE as error:
         raise DataError(
-            f"{location} is no NumPy array file that can be read: {_why(error, location)}"
+            f"{location} is not a readable NumPy array file: {_why(error, location)}"
         ) from safe_cause(error, location)
 
 
-def _read_parquet(location: str, name: str | None, wanted: Wanted) -> Any:
-    """A table of numbers, a column for each of the matrix."""
+def _read_parquet(location: str, name: str | None, options: ReadOptions) -> Any:
+    """Return a table of numbers with a column for each column of the matrix."""
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
 
@@ -481,40 +493,40 @@ def _read_parquet(location: str, name: str | None, wanted: Wanted) -> Any:
 
 
 def _bare_arrays(location: str) -> list[str]:
-    """Names of the arrays in a zarr group whose dimensions have none, which xarray refuses."""
-    from daskfactor.data.careful import open_zarr
+    """Return the names of arrays in a zarr group without dimension names, which xarray refuses."""
+    from daskfactor.data.safe_zarr import open_zarr
 
     return sorted(open_zarr(location).array_keys()) if zarr_kind(location) == "group" else []
 
 
 def _dataset(location: str) -> Any:
-    """What xarray reads at a location, none of its variables read."""
+    """Open the dataset at a location with xarray."""
     import xarray as xr
 
-    from daskfactor.data.careful import zarr_store
+    from daskfactor.data.safe_zarr import zarr_store
 
     if zarr_kind(location) is None:
         if not is_url(location):
             return xr.open_dataset(location, chunks={})
         return xr.open_dataset(open_binary(location), engine="h5netcdf", chunks={})
     store: Any = zarr_store(location)
-    told: dict[str, Any] = {"engine": "zarr", "group": store.inside, "chunks": {}}
-    try:  # a server of files has no list of them
-        return xr.open_dataset(store, consolidated=is_url(location), **told)
+    options: dict[str, Any] = {"engine": "zarr", "group": store.inside, "chunks": {}}
+    try:  # a web server cannot list files, so metadata must be consolidated
+        return xr.open_dataset(store, consolidated=is_url(location), **options)
     except (KeyError, ValueError):
-        return xr.open_dataset(store, consolidated=False, **told)
+        return xr.open_dataset(store, consolidated=False, **options)
 
 
-def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
-    """A variable of a file that xarray reads; one of more dimensions, if some are named."""
+def _read_labelled(location: str, name: str | None, options: ReadOptions) -> Any:
+    """Return the variable of a dataset that ``name`` selects, or its only matrix."""
     try:
         dataset = _dataset(location)
     except DaskfactorError:
         raise
-    except Exception as error:  # every backend has errors of its own
+    except Exception as error:  # every backend raises errors of other types
         try:
             arrays = _bare_arrays(location)
-        except Exception:  # noqa: BLE001 - of arrays that zarr refuses it tells nothing more
+        except Exception:  # noqa: BLE001 - the first error is the one to report
             arrays = []
         if name in arrays:
             return child(location, name)
@@ -524,15 +536,15 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
                 f"({', '.join(arrays)}); name one as {location}:NAME"
             ) from error
         reason = " ".join(str(error).split())[:200]
-        told = f". xarray says: {reason}"
+        reason_text = f". xarray says: {reason}"
         if "did not find a match" in reason:
-            told = _if_text(location)
-        raise DataError(f"{location} cannot be read; give {ARRAYS}{told}") from safe_cause(
+            reason_text = _if_text(location)
+        raise DataError(f"{location} cannot be read; give {ARRAYS}{reason_text}") from safe_cause(
             error, location
         )
-    # A store lists its arrays in no order of its own.
+    # A store lists its arrays in arbitrary order.
     names = sorted(map(str, dataset.data_vars))
-    bounds = {own.attrs.get("bounds") for own in dataset.variables.values()}
+    bounds = {variable.attrs.get("bounds") for variable in dataset.variables.values()}
     large = [
         key
         for key in names
@@ -560,22 +572,22 @@ def _if_text(location: str) -> str:
 
 
 class Format(NamedTuple):
-    """How files with one ending are read.
+    """Functions that read files with one ending.
 
-    ``array`` reads a matrix, of several the one with a name. Of a table ``look`` finds the
-    columns, and ``entries`` reads one with a line for each entry.
+    ``array`` reads a matrix, selected by name if there are several. For tables, ``inspect`` returns
+    the columns, and ``entries`` reads a table with a line for each entry.
     """
 
-    array: Callable[[str, str | None, Wanted], Any]
-    look: Callable[[str, Wanted], Look] | None = None
-    entries: Callable[[str, Wanted], Source] | None = None
+    array: Callable[[str, str | None, ReadOptions], Any]
+    inspect: Callable[[str, ReadOptions], TableColumns] | None = None
+    entries: Callable[[str, ReadOptions], Source] | None = None
 
 
-_TABLE = Format(lambda location, name, wanted: read_table(location), look_at_csv, open_csv)
-_PARQUET = Format(_read_parquet, look_at_parquet, open_parquet)
-_HDF5 = Format(lambda location, name, wanted: read_hdf5(location, name))
+_TABLE = Format(lambda location, name, options: read_table(location), inspect_csv, open_csv)
+_PARQUET = Format(_read_parquet, inspect_parquet, open_parquet)
+_HDF5 = Format(lambda location, name, options: read_hdf5(location, name))
 _NPZ = Format(_read_npz)
-_MATRIX_MARKET = Format(lambda location, name, wanted: open_matrix_market(location))
+_MATRIX_MARKET = Format(lambda location, name, options: open_matrix_market(location))
 
 FORMATS = {
     ".csv": _TABLE,
@@ -611,26 +623,26 @@ def _sizes(location: str, file: IO[bytes]) -> tuple[int, int, int]:
 
 
 def _parsed(location: str, text: bytes) -> Any:
-    """The entries in some lines, read as if they were a file of their own."""
+    """Return the entries in some lines, parsed as a separate file."""
     from scipy.io import mmread
 
-    # From 1.18 on SciPy warns where this is left open, before 1.15 it does not know it.
-    known = "spmatrix" in signature(mmread).parameters
-    options: dict[str, Any] = {"spmatrix": False} if known else {}
+    # SciPy from 1.18 warns unless this option is passed; before 1.15 it does not exist.
+    has_option = "spmatrix" in signature(mmread).parameters
+    keywords: dict[str, Any] = {"spmatrix": False} if has_option else {}
     try:
-        return mmread(BytesIO(text), **options)
+        return mmread(BytesIO(text), **keywords)
     except Exception as error:
         raise DataError(f"{location} cannot be read as Matrix Market: {error}") from error
 
 
-def _labels_beside(location: str, dim: str, side: str, size: int) -> dict[str, NDArray[Any]]:
-    beside = label_file(Path(location), side)
-    if is_url(location) or not beside.is_file():
+def _read_labels(location: str, dim: str, side: str, size: int) -> dict[str, NDArray[Any]]:
+    file = label_file(Path(location), side)
+    if is_url(location) or not file.is_file():
         return {}
-    names = beside.read_text(encoding="utf-8").splitlines()
+    names = file.read_text(encoding="utf-8").splitlines()
     if len(names) != size:
         raise DataError(
-            f"{beside} has {len(names)} labels for {size} {side} of {location}; correct it, or "
+            f"{file} has {len(names)} labels for {size} {side} of {location}; correct it, or "
             "move it away"
         )
     return {dim: text_array(names)}
@@ -644,27 +656,27 @@ def _labels(arrays: Mapping[str, NDArray[Any]], dim: str, name: str) -> dict[str
 
 
 def _triples(
-    location: str, arrays: Mapping[str, NDArray[Any]], wanted: Wanted
+    location: str, arrays: Mapping[str, NDArray[Any]], options: ReadOptions
 ) -> list[NDArray[Any]]:
-    """Rows, columns and values of an archive that holds an array of each."""
+    """Return rows, columns and values from an archive with an array for each."""
     names = []
     for choice, usual in (
-        (wanted.rows, ("row", "rows")),
-        (wanted.columns, ("col", "cols", "column", "columns")),
-        (wanted.values, ("data", "values", "value")),
+        (options.rows, ("row", "rows")),
+        (options.columns, ("col", "cols", "column", "columns")),
+        (options.values, ("data", "values", "value")),
     ):
-        allowed = usual if choice is None else (str(choice),)
-        found = [name for name in allowed if name in arrays]
-        if not found:
+        candidates = usual if choice is None else (str(choice),)
+        present = [name for name in candidates if name in arrays]
+        if not present:
             raise DataError(
-                f"{location} has no array {' or '.join(allowed)}; it has {', '.join(arrays)}; name "
-                "the arrays with rows, columns and values"
+                f"{location} has no array {' or '.join(candidates)}; it has {', '.join(arrays)}; "
+                "name the arrays with rows, columns and values"
             )
-        names.append(found[0])
+        names.append(present[0])
     shapes = [arrays[name].shape for name in names]
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
         raise DataError(
             f"the arrays {', '.join(names)} of {location} have shapes {shapes[0]}, {shapes[1]} "
-            f"and {shapes[2]}; they must be as long as each other"
+            f"and {shapes[2]}; they must have the same length"
         )
     return [arrays[name] for name in names]

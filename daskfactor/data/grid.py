@@ -1,15 +1,15 @@
 """The grid of blocks over a matrix, and the order in which a run visits them.
 
-A grid is asked for, taken from the chunks, or follows from the shape. An order of rows and
-columns balances it: all bands then hold about equally many entries.
+The caller chooses the grid, or it follows from the chunks or the shape. A permutation of rows and
+columns balances it: all bands then hold similar numbers of entries.
 
 Parts are sets of blocks that share no row band and no column band (Şimşekli et al. 2017,
-definition 1; Şimşekli et al. 2015, definition 2). A part is told by one number, its
+definition 1; Şimşekli et al. 2015, definition 2). A part is identified by one number, its
 diagonal ``p``: it holds the blocks ``(b, (b + p) mod B)``. The B diagonals visit every block
 exactly once. A tensor with M axes has bands along each of them, and B^(M-1) diagonals: the
 digits of ``p`` in base B say how far each further axis is ahead of the first.
 
-A schedule says which parts a cycle visits, in what order, at what scale. The scale s
+A schedule defines the parts of a cycle, their order and their scale. The scale s
 multiplies the gradient of a block's log-likelihood so that it estimates the gradient over all
 the data: s is the number of parts, B for a matrix, when every part is visited once a cycle
 (cyclic and reshuffled order), s = N / |part| when parts are drawn with probability
@@ -36,18 +36,18 @@ Counts = NDArray[np.int64]
 Rng = np.random.Generator
 
 WORTHWHILE_BLOCK = 2**20
-"""Entries of a dense block from which on several are faster than one, at `USUAL_COMPONENTS`: an
-update then takes a millisecond or two, beside .2 ms to hand it to a thread."""
+"""Entries of a dense block above which several blocks are faster than one, at `USUAL_COMPONENTS`:
+an update then takes a millisecond or two, compared with .2 ms to pass it to a thread."""
 STORED_ENTRY = 2
-"""Cost of an entry of a sparse block, in units of one of a dense block."""
+"""Cost of an entry of a sparse block, relative to one of a dense block."""
 USUAL_COMPONENTS, ENTRY_WORK = 10, 2
-"""Components where none are known, and what an entry costs besides, in units of a component."""
+"""Default number of components, and the fixed cost of an entry in units of a component."""
 WORTHWHILE_WORK = WORTHWHILE_BLOCK * (USUAL_COMPONENTS + ENTRY_WORK)
-SMALLEST_BLOCK, LARGEST_BLOCK = 2**14, 2**24
-"""Entries of the smallest block that workers may have, and of the largest that is not split."""
-NARROWEST_BAND = 16
+MIN_BLOCK, MAX_BLOCK = 2**14, 2**24
+"""Entries of the smallest block per worker, and of the largest block that is not split."""
+MIN_BAND = 16
 USUAL_BLOCKS = 8
-MOST_BLOCKS = 64
+MAX_BLOCKS = 64
 
 
 class Block(NamedTuple):
@@ -58,7 +58,7 @@ class Block(NamedTuple):
 
 
 BlockAddress = tuple[int, ...]
-"""Address of a block of any number of axes: a band of each; a `Block` where there are two."""
+"""Address of a block: a band of each axis; a `Block` for a matrix."""
 
 
 def block_at(*bands: int) -> BlockAddress:
@@ -100,25 +100,25 @@ class Bands:
 
     @classmethod
     def from_sizes(cls, sizes: Iterable[int]) -> "Bands":
-        """Bands with the given lengths, as a chunk tuple of dask or zarr gives them."""
+        """Return bands of these lengths, such as a chunk tuple of dask or zarr."""
         return cls((0, *itertools.accumulate(map(int, sizes))))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def slice(self, band: int) -> slice:
-        """The rows of one band."""
+        """Return the rows of one band."""
         return slice(self.offsets[band], self.offsets[band + 1])
 
     def regroup(self, count: int) -> "Bands":
-        """At most ``count`` bands made of whole neighbouring bands, as equal as that allows."""
+        """Return at most ``count`` unions of neighbouring bands, of sizes as equal as possible."""
         if count >= len(self):
             return self
         edges = [0]
         for band in range(1, count):
-            wanted = self.size * band / count
+            target = self.size * band / count
             allowed = range(edges[-1] + 1, len(self) - (count - band) + 1)
-            edges.append(min(allowed, key=lambda edge: abs(self.offsets[edge] - wanted)))
+            edges.append(min(allowed, key=lambda edge: abs(self.offsets[edge] - target)))
         edges.append(len(self))
         return Bands(tuple(self.offsets[edge] for edge in edges))
 
@@ -155,15 +155,15 @@ class Grid:
 
     @classmethod
     def even(cls, shape: tuple[int, int], blocks: int) -> "Grid":
-        """``blocks`` x ``blocks`` nearly equal blocks over a matrix of this shape."""
+        """Return a grid of ``blocks`` x ``blocks`` nearly equal blocks over a matrix shape."""
         return cls(Bands.even(shape[0], blocks), Bands.even(shape[1], blocks))
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Sequence[int]], blocks: int | None = None) -> "Grid":
-        """A square grid that respects a chunk grid wherever it can.
+        """Return a square grid whose edges lie on chunk edges where possible.
 
-        Neighbouring chunks are grouped until both sides have the same number of
-        bands; a side with fewer chunks than bands is split evenly instead.
+        Neighbouring chunks are grouped until both sides have the same number of bands; a side with
+        fewer chunks than bands is split evenly instead.
         """
         count = blocks if blocks is not None else min(map(len, chunks))
         rows, cols = (
@@ -174,21 +174,21 @@ class Grid:
 
     @property
     def sides(self) -> tuple[Bands, ...]:
-        """The bands of every axis."""
+        """Return the bands of every axis."""
         return self.rows, self.cols
 
     @functools.cached_property
     def parts(self) -> int:
-        """Parts that visit every block once: B for a matrix, B^(M-1) for M axes."""
+        """Return the number of parts that visit every block once: B, or B^(M-1) for M axes."""
         return int(self.blocks ** (len(self.sides) - 1))
 
     @property
     def cells(self) -> int:
-        """Cells of the whole array."""
+        """Return the number of cells of the array."""
         return math.prod(side.size for side in self.sides)
 
     def slices(self, block: Block) -> tuple[slice, slice]:
-        """Rows and columns of one block."""
+        """Return the rows and columns of one block."""
         return self.rows.slice(block.row), self.cols.slice(block.col)
 
     def block_shape(self, block: Block) -> tuple[int, int]:
@@ -196,20 +196,20 @@ class Grid:
 
     @property
     def areas(self) -> Counts:
-        """Cells of every block, (B, B)."""
+        """Return the number of cells of every block, (B, B)."""
         return np.outer(self.rows.sizes, self.cols.sizes)
 
     def all_blocks(self) -> list[Block]:
-        """Every block, row by row."""
+        """Return the addresses of all blocks, row by row."""
         return list(itertools.starmap(Block, np.ndindex(self.blocks, self.blocks)))
 
 
 @dataclass(frozen=True)
 class TensorGrid(Grid):
-    """B bands along each axis of a tensor, and so B^M blocks over its M axes.
+    """Grid with B bands along each of the M axes of a tensor, and so B^M blocks.
 
-    Rows are those of the first axis. Columns are those of all others, one axis behind another, as
-    results hold their factors.
+    Its rows are those of the first axis. Its columns are those of all other axes, one axis after
+    another, as in the factors of results.
 
     Attributes
     ----------
@@ -235,16 +235,16 @@ class TensorGrid(Grid):
 
     @property
     def sides(self) -> tuple[Bands, ...]:
-        """The bands of every axis."""
+        """Return the bands of every axis."""
         return self.axes
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The first column of every axis but the first, and behind the last of them."""
+        """Return the first column of every axis but the first, and the end of the last axis."""
         return (0, *itertools.accumulate(side.size for side in self.axes[1:]))
 
     def slices(self, block: BlockAddress) -> tuple[slice, ...]:  # type: ignore[override]
-        """The indices of one block along each axis."""
+        """Return the indices of one block along each axis."""
         return tuple(side.slice(band) for side, band in zip(self.axes, block, strict=True))
 
     def block_shape(self, block: BlockAddress) -> tuple[int, ...]:  # type: ignore[override]
@@ -252,11 +252,11 @@ class TensorGrid(Grid):
 
     @property
     def areas(self) -> Counts:
-        """Cells of every block, B along each axis."""
+        """Return the number of cells of every block, with B blocks along each axis."""
         return functools.reduce(np.multiply.outer, [np.array(side.sizes) for side in self.axes])
 
     def all_blocks(self) -> list[BlockAddress]:  # type: ignore[override]
-        """Every block, in row-major order."""
+        """Return the addresses of all blocks in row-major order."""
         return list(itertools.starmap(block_at, np.ndindex(*(self.blocks,) * len(self.axes))))
 
 
@@ -268,14 +268,13 @@ def choose_grid(
     entries: int | None = None,
     components: int | None = None,
 ) -> Grid:
-    """The grid for a matrix of this shape, stored in these chunks.
+    """Return the grid for a matrix of this shape, stored in these chunks.
 
-    ``blocks`` decides if it is given, or is the grid itself. Otherwise data that are not worth
-    several blocks are one, however they are chunked (`default_blocks`). Of larger data the chunk
-    grid decides, if it has 2 to 64 chunks on both sides and not more than twice as many on one as
-    on the other; otherwise the shape does, or for sparse data the number of ``entries``
-    that are stored. Band edges fall on chunk edges wherever there are at least as many chunks as
-    bands.
+    ``blocks`` decides if passed, or is the grid itself. Otherwise small data form one block,
+    however they are chunked (`default_blocks`). For larger data the chunk grid decides, if it has 2
+    to 64 chunks on both sides and at most twice as many on one as on the other; otherwise the shape
+    does, or for sparse data the number of stored ``entries``. Band edges lie on chunk edges if
+    there are at least as many chunks as bands.
     """
     if isinstance(blocks, Grid):
         if blocks.shape != shape:
@@ -288,7 +287,7 @@ def choose_grid(
     if chunks is None:
         return Grid.even(shape, count)
     few, many = sorted(map(len, chunks))
-    if blocks is None and usual > 1 and few >= 2 and many <= min(MOST_BLOCKS, 2 * few):
+    if blocks is None and usual > 1 and few >= 2 and many <= min(MAX_BLOCKS, 2 * few):
         return Grid.from_chunks(chunks, None)
     return Grid.from_chunks(chunks, count)
 
@@ -299,18 +298,18 @@ def default_blocks(
     entries: int | None = None,
     components: int | None = None,
 ) -> int:
-    """B from the work of a pass over the data alone, so that every machine chooses the same.
+    """Return B for the work of one pass over the data, equal on every machine.
 
-    The largest power of two up to 8 that leaves work for a millisecond or two to a block (2^20
-    cells at 10 components, or 2^19 stored ``entries`` of a sparse matrix) and 16 rows and columns
-    to a band (one, if there are two bands): 1 below four million cells or two million entries;
-    doubled, up to 64, while blocks hold more than 2^24 entries. ``workers`` raises B to two bands
-    a worker as far as blocks keep 2^14 entries: only if the caller names a number, never by
-    counting cores.
+    It is the largest power of two up to 8 that leaves work for a millisecond or two to a block
+    (2^20 cells at 10 components, or 2^19 stored ``entries`` of a sparse matrix) and 16 rows and
+    columns to a band (one, if there are two bands): 1 below four million cells or two million
+    entries; doubled, up to 64, while blocks hold more than 2^24 entries. ``workers`` raises B to
+    two bands a worker as long as blocks hold 2^14 entries: only if the caller passes a number,
+    never by counting cores.
     """
     rows, cols = shape
-    wide = min(rows, cols) // NARROWEST_BAND
-    most, count = max(min(MOST_BLOCKS, wide), min(2, rows, cols)), 1
+    wide = min(rows, cols) // MIN_BAND
+    most, count = max(min(MAX_BLOCKS, wide), min(2, rows, cols)), 1
     worthwhile = WORTHWHILE_WORK // (ENTRY_WORK + (components or USUAL_COMPONENTS))
     worthwhile //= 1 if entries is None else STORED_ENTRY
 
@@ -321,16 +320,16 @@ def default_blocks(
 
     while 2 * count <= min(USUAL_BLOCKS, most) and block(2 * count) >= worthwhile:
         count *= 2
-    while 2 * count <= most and block(count) > LARGEST_BLOCK:
+    while 2 * count <= most and block(count) > MAX_BLOCK:
         count *= 2
     if workers is not None:
-        wanted = range(min(2 * workers, most), count, -1)
-        count = next((b for b in wanted if block(b) >= SMALLEST_BLOCK), count)
+        candidates = range(min(2 * workers, most), count, -1)
+        count = next((b for b in candidates if block(b) >= MIN_BLOCK), count)
     return count
 
 
 def expand_chunks(shape: Sequence[int], chunk: Sequence[int]) -> Chunks:
-    """Lengths of all chunks of a regular chunk grid, the last ones cut at the edge."""
+    """Return the lengths of all chunks of a regular chunk grid, the last ones cut at the edge."""
     rows, cols = (
         tuple(min(step, size - start) for start in range(0, size, step))
         for size, step in zip(shape, chunk, strict=True)
@@ -339,7 +338,7 @@ def expand_chunks(shape: Sequence[int], chunk: Sequence[int]) -> Chunks:
 
 
 def checked_blocks(blocks: SupportsIndex, shape: tuple[int, ...]) -> int:
-    """Return a number of bands that every side of an array can have."""
+    """Return a number of bands, refused if a side of the array is shorter."""
     allowed = min(shape)
     try:
         count = 0 if isinstance(blocks, bool) else operator.index(blocks)
@@ -356,12 +355,12 @@ def checked_blocks(blocks: SupportsIndex, shape: tuple[int, ...]) -> int:
 def balanced_order(
     counts: NDArray[np.int64], bands: Bands, turning: bool = False
 ) -> NDArray[np.int64]:
-    """Rows in an order that spreads ``counts`` evenly over ``bands``.
+    """Return an order of rows that spreads ``counts`` evenly over ``bands``.
 
-    Rows are dealt out in rounds from the longest to the shortest, the bands that
-    hold the least come first, and those that hold much more wait. Rows of equal
-    length keep their order, so that neighbours part; inside a band rows ascend.
-    The same counts and bands always give the same order.
+    Rows are dealt to bands in rounds from the longest to the shortest row. Bands with the smallest
+    loads come first, and those with much larger loads wait. Rows of equal length stay in order, so
+    that neighbours are separated; inside a band rows ascend. The same counts and bands always give
+    the same order.
 
     Parameters
     ----------
@@ -389,7 +388,7 @@ def balanced_order(
         by_load = open_bands[np.argsort(load[open_bands], kind="stable")]
         behind, height = _receivers(load[by_load], int(counts[longest_first[dealt]]))
         by_load = by_load[:behind]
-        # Loads are looked at again after every round at first, later after many.
+        # Loads are compared after every round at first, later after many rounds.
         height = min(height, 1 + rounds // 16, int(room[by_load].min()))
         deal = _deal(by_load, rounds, height, turning)
         part = longest_first[dealt : dealt + deal.size]
@@ -401,18 +400,18 @@ def balanced_order(
 
 
 def _receivers(loads: NDArray[np.int64], row: int) -> tuple[int, int]:
-    """How many of the bands are next, given ascending loads, and for how many rows like this one.
+    """Return the number of bands that receive rows next, and for how many rows of this length.
 
-    A band that is more than a row ahead of the last one waits until that has caught up.
+    Loads are ascending. A band that is more than a row ahead of the last one waits.
     """
     behind = int(np.searchsorted(loads, loads[0] + row, side="right"))
-    if behind == loads.size or row == 0:  # rows of nothing may go anywhere
+    if behind == loads.size or row == 0:  # empty rows fit into any band
         return loads.size, 2**62
     return behind, max(1, int(loads[behind] - loads[0]) // row)
 
 
 def _deal(bands: NDArray[np.int64], first: int, height: int, turning: bool) -> NDArray[np.int64]:
-    """The bands that ``height`` rounds go over, one after another."""
+    """Return the bands that ``height`` rounds visit, one after another."""
     turn = np.arange(first, first + height)[:, None]
     place = np.arange(bands.size)[None, :]
     if turning:
@@ -423,14 +422,14 @@ def _deal(bands: NDArray[np.int64], first: int, height: int, turning: bool) -> N
 
 
 def inverse(order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The position that every row comes to."""
+    """Return the new position of every row."""
     position = np.empty_like(order)
     position[order] = np.arange(order.size)
     return position
 
 
 def diagonal(part: int, blocks: int, axes: int = 2) -> tuple[BlockAddress, ...]:
-    """The blocks of diagonal ``part`` of a grid of ``blocks`` bands along each of its axes."""
+    """Return the blocks of diagonal ``part`` of a grid with ``blocks`` bands along each axis."""
     ahead = [part // blocks**place for place in reversed(range(axes - 1))]
     return tuple(
         [block_at(band, *((band + shift) % blocks for shift in ahead)) for band in range(blocks)]
@@ -438,11 +437,11 @@ def diagonal(part: int, blocks: int, axes: int = 2) -> tuple[BlockAddress, ...]:
 
 
 def nested(outer: int, inner: int, groups: int, blocks: int) -> tuple[BlockAddress, ...]:
-    """Diagonal ``inner`` inside every super-block on diagonal ``outer``.
+    """Return the blocks of diagonal ``inner`` inside every super-block on diagonal ``outer``.
 
-    The B = groups * m bands are taken as ``groups`` super-bands of m bands. All
-    m parts of one outer diagonal touch the same super-blocks, so that one task
-    can do m * m block updates before a super-band has to move.
+    The B = groups * m bands form ``groups`` super-bands of m bands. All m parts of one outer
+    diagonal touch the same super-blocks, so that one task can do m * m block updates before a
+    super-band has to move.
     """
     size = blocks // groups
     return tuple(
@@ -453,9 +452,9 @@ def nested(outer: int, inner: int, groups: int, blocks: int) -> tuple[BlockAddre
 
 
 def diagonal_sizes(observed: Counts) -> Counts:
-    """Observed entries on every diagonal, from the table of counts per block.
+    """Return the observed entries on every diagonal, from the table of counts per block.
 
-    (B, B) becomes (B,), and a table of more axes loses one, too: `diagonal` counts along the
+    (B, B) becomes (B,), and a table of more axes loses one axis, too: `diagonal` counts along the
     others in row-major order.
     """
     bands = np.arange(len(observed))
@@ -465,10 +464,10 @@ def diagonal_sizes(observed: Counts) -> Counts:
 
 
 class Part(NamedTuple):
-    """Blocks without a band in common, the gradient's scale, and the super-part they are of.
+    """Blocks without a common band, the scale of the gradient, and the super-part of the blocks.
 
-    Consecutive parts with the same ``outer`` stay inside the same super-blocks
-    of ``size`` x ``size`` bands, so that one task can do them all.
+    Consecutive parts with the same ``outer`` stay inside the same super-blocks of ``size`` x
+    ``size`` bands, so that one task can do them all.
     """
 
     blocks: tuple[BlockAddress, ...]
@@ -486,10 +485,10 @@ def _in_order(order: Iterable[int], blocks: int, sizes: Counts, scale: float) ->
 
 
 class Schedule(Protocol):
-    """Anything that says which parts a cycle visits."""
+    """Order in which a cycle visits the parts."""
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
-        """The parts of one cycle, in order; ``sizes`` are observed entries per diagonal.
+        """Return the parts of one cycle; ``sizes`` are the observed entries per diagonal.
 
         They have one axis less than the grid, of B bands each (`diagonal_sizes`).
         """
@@ -600,7 +599,7 @@ class NestedReshuffled:
 class Passes:
     """Every diagonal in order, ``count`` times a cycle, at scale 1: for sums over all the data.
 
-    Without a count as often as there are bands; ``alone`` times where there is one block.
+    ``count`` None means the number of bands; ``alone`` is the count if there is one block.
     """
 
     count: int | None = 1

@@ -1,4 +1,4 @@
-"""Icechunk repositories: at a URL, or where a commit of one is, as a store that zarr reads."""
+"""Icechunk repositories, at a URL or as the parent of a path, opened as zarr stores."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -21,30 +21,30 @@ from daskfactor.urls import (
 T = TypeVar("T")
 
 REPOSITORY = ("refs/branch.main", "repo")
-"""What a repository has, in the two layouts that there are."""
-MOST_ABOVE = 4
-"""Folders in which a repository is looked for above an array of it."""
+"""Files that identify a repository, in either of its two layouts."""
+MAX_PARENTS = 4
+"""Number of parent folders that are searched for a repository."""
 
 
 def repository_store(location: str) -> tuple[Any, str] | None:
-    """Return the store of the repository at a location or above it, and the path inside it.
+    """Return the store of the repository at or above a location, and the path inside it.
 
-    It is the latest commit of ``main``. None if there is no repository.
+    The store is the latest commit of ``main``. Return None if there is no repository.
     """
     names: list[str] = []
-    here = location
-    while not is_repository(here):
-        above, _, name = here.rstrip("/").rpartition("/")
+    folder = location
+    while not is_repository(folder):
+        parent, _, name = folder.rstrip("/").rpartition("/")
         names.insert(0, name)
-        if len(names) > MOST_ABOVE or above.count("/") < (3 if is_url(location) else 1):
+        if len(names) > MAX_PARENTS or parent.count("/") < (3 if is_url(location) else 1):
             return None
-        here = sibling(above, location)
-    store = repository_at(here).readonly_session("main").store
+        folder = sibling(parent, location)
+    store = repository_at(folder).readonly_session("main").store
     return store, "/".join(names)
 
 
 def is_repository(location: str) -> bool:
-    """Whether the folder at a location is laid out as Icechunk does it."""
+    """Return whether the folder at a location has the layout of an Icechunk repository."""
     if not is_url(location):
         return any((Path(location) / name).exists() for name in REPOSITORY)
     system, path = file_system(location)
@@ -59,36 +59,36 @@ def is_repository(location: str) -> bool:
 # -- where they are -------------------------------------------------------------------------
 
 _IN_MEMORY: dict[str, Any] = {}
-"""Storages of this process, by their URLs."""
+"""In-memory storages of this process, by URL."""
 
 
 def ask(location: str, function: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
-    """Call an asynchronous function from a thread that may wait, and retry it."""
+    """Run an asynchronous function, with retries, and wait for its result."""
     from zarr.core.sync import sync
 
     return sync(retry_async(partial(function, *args, **options), location))
 
 
 def is_installed() -> bool:
-    """Whether Icechunk is there."""
+    """Return whether Icechunk is installed."""
     from importlib.util import find_spec
 
     return find_spec("icechunk") is not None
 
 
-def needed(location: str) -> StoreError:
-    """Say that it is needed and is not."""
-    where = "in an object store" if is_url(location) else "a repository"
+def icechunk_missing(location: str) -> StoreError:
+    """Return the error for a location that requires Icechunk, which is not installed."""
+    kind = "in an object store" if is_url(location) else "a repository"
     return StoreError(
-        f"{location} is {where}, which needs Icechunk: run  "
+        f"{location} is {kind}, which needs Icechunk: run  "
         "pip install 'daskfactor[cloud]'  or pass a local path"
     )
 
 
 def repository_at(location: str, make: bool = False) -> Any:
-    """Open the repository at a path or URL; None if there is none and none is to be made."""
+    """Open the repository at a path or URL; None if it does not exist and is not to be made."""
     if not is_installed():
-        raise needed(location)
+        raise icechunk_missing(location)
     import icechunk
 
     repository = icechunk.Repository
@@ -103,7 +103,9 @@ def repository_at(location: str, make: bool = False) -> Any:
 
 
 def icechunk_storage(location: str) -> Any:
-    """What Icechunk opens at a path or URL; credentials are in the environment, or its options.
+    """Return the Icechunk storage of a path or URL.
+
+    Credentials come from the environment, or from the storage options of the URL.
 
     Raises
     ------
@@ -149,11 +151,11 @@ def icechunk_storage(location: str) -> Any:
 
 
 def _s3(bucket: str, prefix: str, options: dict[str, Any]) -> Any:
-    """A bucket, reached with the options that s3fs takes, or as the environment says."""
+    """Return the storage of an S3 bucket, configured by s3fs options or the environment."""
     import icechunk
 
-    told = options.get("client_kwargs", {})
-    endpoint = options.get("endpoint_url") or told.get("endpoint_url")
+    client = options.get("client_kwargs", {})
+    endpoint = options.get("endpoint_url") or client.get("endpoint_url")
     endpoint = endpoint or _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     unsigned = os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes")
     key = options.get("key")
@@ -161,7 +163,7 @@ def _s3(bucket: str, prefix: str, options: dict[str, Any]) -> Any:
     return icechunk.s3_storage(
         bucket=bucket,
         prefix=prefix or None,
-        region=told.get("region_name") or _first("AWS_REGION", "AWS_DEFAULT_REGION"),
+        region=client.get("region_name") or _first("AWS_REGION", "AWS_DEFAULT_REGION"),
         endpoint_url=endpoint,
         allow_http=bool(endpoint and endpoint.startswith("http://")),
         force_path_style=bool(endpoint),

@@ -1,7 +1,7 @@
-"""The one pass over a dense source: read, decode, cut into blocks, scan.
+"""One pass over a dense source: read, decode, cut into blocks, scan.
 
-Neighbouring chunks are read together up to a budget, and every chunk once. Its pieces go to
-their blocks at once, so that what waits is never more than one region, whatever the chunks.
+Neighbouring chunks are read together up to a budget, and every chunk once. Each region is written
+to its blocks immediately, so that only one region is in memory at a time, whatever the chunks.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.known import (
+from daskfactor.data.labels import Labels
+from daskfactor.data.staging import join_intervals
+from daskfactor.data.statistics import (
     DENSE,
-    Known,
-    Labels,
+    DataInfo,
     Locate,
     StatisticsBuilder,
     Weighing,
@@ -28,22 +29,21 @@ from daskfactor.data.known import (
     dense_cells,
     infinite,
 )
-from daskfactor.data.staging import joined
 from daskfactor.data.storage import FloatArray, FloatType, Storage, zero_copy
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
 
 Region = tuple[slice, slice]
 
-MOST_READ = 2**24
-LEAST_READ = 2**20
+MAX_READ = 2**24
+MIN_READ = 2**20
 UNCERTAINTY, WEIGHTS = "uncertainty", "weights"
-"""What weights of cells are made from: standard deviations, or the weights themselves."""
+"""Rules for weights of cells: from standard deviations, or the values themselves."""
 LAZY_COPIES = 4
-"""A chunk that is being decoded exists compressed, decompressed and in the region asked for."""
+"""Copies of a chunk while it is decoded: compressed, decompressed and in the region."""
 
 
 class Decoder:
-    """Turns pieces of a source into floats, NaN where missing, and remembers what was lost."""
+    """Conversion of source values to floats, NaN where missing; counts lossy conversions."""
 
     def __init__(self, dtype: FloatType, labels: Labels) -> None:
         self._dtype = dtype
@@ -53,7 +53,7 @@ class Decoder:
         self._vanished = 0
 
     def decode(self, raw: Any, row0: int, col0: int) -> FloatArray:
-        """A piece whose first cell is (row0, col0) as floats, copied only if it has to be."""
+        """Return a piece with first cell (row0, col0) as floats, copied only if necessary."""
         root = type(raw).__module__.partition(".")[0]
         if root == "sparse" or (root == "scipy" and hasattr(raw, "toarray")):
             raise DataError(
@@ -62,26 +62,26 @@ class Decoder:
                 "for example map_blocks(..., meta=scipy.sparse.csr_array((0, 0)))"
             )
         mask = np.ma.getmaskarray(raw) if isinstance(raw, np.ma.MaskedArray) else None
-        given: NDArray[Any] = np.asarray(raw)
-        return self.convert(given, dense_cells(row0, col0, given.shape[1]), mask)
+        array: NDArray[Any] = np.asarray(raw)
+        return self.convert(array, dense_cells(row0, col0, array.shape[1]), mask)
 
     def convert(
-        self, given: NDArray[Any], locate: Locate, mask: NDArray[np.bool_] | None = None
+        self, array: NDArray[Any], locate: Locate, mask: NDArray[np.bool_] | None = None
     ) -> FloatArray:
-        """Entries as floats, those under ``mask`` as NaN; ``locate`` finds an entry's cell."""
-        check_dtype(given.dtype)
+        """Return entries as floats, NaN under ``mask``; ``locate`` gives the cell of an entry."""
+        check_dtype(array.dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            out: FloatArray = given.astype(self._dtype, order="C", copy=mask is not None)
+            out: FloatArray = array.astype(self._dtype, order="C", copy=mask is not None)
         if mask is not None:
             out[mask] = np.nan
-        if given.dtype.kind in "iu":
-            self._count_rounded(given, mask)
-        elif given.dtype.kind == "f" and given.dtype.itemsize > self._dtype.itemsize:
-            self._check_narrowing(given, out, locate)
+        if array.dtype.kind in "iu":
+            self._count_rounded(array, mask)
+        elif array.dtype.kind == "f" and array.dtype.itemsize > self._dtype.itemsize:
+            self._check_narrowing(array, out, locate)
         return out
 
     def warn(self) -> None:
-        """Say once, after the pass, what did not survive the conversion."""
+        """Warn once, after the pass, of values that the conversion rounded or lost."""
         small = self._dtype.itemsize < 8
         advice = 'pass dtype="float64" to as_blocks or convert' if small else "rescale the data"
         if self._rounded:
@@ -97,24 +97,27 @@ class Decoder:
                 DataWarning,
             )
 
-    def _count_rounded(self, given: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
-        """An integer is exact if, without its trailing zero bits, it has few enough digits."""
-        if given.dtype.itemsize * 8 <= self._digits or not given.size:
+    def _count_rounded(self, array: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
+        """Count integers that the float type cannot hold.
+
+        An integer is exact if it has few enough binary digits without its trailing zeros.
+        """
+        if array.dtype.itemsize * 8 <= self._digits or not array.size:
             return
-        if max(int(given.max()), -int(given.min())) <= 2**self._digits:
+        if max(int(array.max()), -int(array.min())) <= 2**self._digits:
             return
-        size = np.abs(given).astype(np.uint64)  # abs(int64 minimum) wraps to the right bits
+        size = np.abs(array).astype(np.uint64)  # abs(int64 minimum) wraps to the right bits
         lowest_bit = size & (~size + np.uint64(1))
         inexact = ((size >> np.uint64(self._digits)) >= lowest_bit) & (size > 0)
         if mask is not None:
             inexact &= ~mask
         self._rounded += int(np.count_nonzero(inexact))
 
-    def _check_narrowing(self, given: NDArray[Any], out: FloatArray, locate: Locate) -> None:
+    def _check_narrowing(self, array: NDArray[Any], out: FloatArray, locate: Locate) -> None:
         overflown = np.isinf(out)
         if overflown.any():
             position = int(np.argmax(overflown))
-            cell, value = locate(position), given.flat[position]
+            cell, value = locate(position), array.flat[position]
             if np.isinf(value):
                 raise infinite(self._labels, cell, float(value))
             raise DataError(
@@ -122,26 +125,26 @@ class Decoder:
                 f"the range of {self._dtype} (up to {np.finfo(self._dtype).max:.3g}); "
                 'pass dtype="float64" to as_blocks or convert, or rescale the data'
             )
-        self._vanished += int(np.count_nonzero((out == 0) & (given != 0)))
+        self._vanished += int(np.count_nonzero((out == 0) & (array != 0)))
 
 
-def weights_of(given: Any, rule: str, dtype: FloatType) -> FloatArray:
-    """Weights from standard deviations, 1 / sigma**2, or as they are; by ``rule``.
+def weights_of(array: Any, rule: str, dtype: FloatType) -> FloatArray:
+    """Return weights of cells: 1 / sigma**2 of standard deviations, or the values, by ``rule``.
 
-    NaN where there is none: for what is masked, NaN, negative, a standard deviation of zero,
-    an infinite weight, and what ``dtype`` cannot hold.
+    Unusable values become NaN: masked, NaN or negative ones, a standard deviation of zero, an
+    infinite weight, and weights that ``dtype`` cannot hold.
     """
-    values = np.ma.filled(np.ma.asarray(given, np.float64), np.nan)
+    values = np.ma.filled(np.ma.asarray(array, np.float64), np.nan)
     limits = np.finfo(dtype)
     with np.errstate(all="ignore"):
-        found = np.where(values > 0, values, np.nan) ** -2 if rule == UNCERTAINTY else values
-        real = (found >= limits.tiny) & (found <= limits.max)
+        weights = np.where(values > 0, values, np.nan) ** -2 if rule == UNCERTAINTY else values
+        real = (weights >= limits.tiny) & (weights <= limits.max)
         zero = values == np.inf if rule == UNCERTAINTY else values == 0
-        return np.where(zero, 0, np.where(real, found, np.nan)).astype(dtype)
+        return np.where(zero, 0, np.where(real, weights, np.nan)).astype(dtype)
 
 
-def weighed(source: Source, rule: str, dtype: FloatType) -> Source:
-    """Return a dense source whose entries become weights of cells."""
+def as_weights(source: Source, rule: str, dtype: FloatType) -> Source:
+    """Return a dense source whose entries are converted to weights of cells."""
     read = source.read
     assert read is not None
     return replace(
@@ -153,8 +156,8 @@ def weighed(source: Source, rule: str, dtype: FloatType) -> Source:
     )
 
 
-def without(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """A copy of the values that is NaN where the weight is zero."""
+def mask_zero_weights(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return a copy of the values that is NaN where the weight is zero."""
     return np.where(weights == 0, values.dtype.type(np.nan), values)
 
 
@@ -167,10 +170,10 @@ def load(
     allow_empty: bool = False,
     weights: Any = None,
     weighing: Weighing | None = None,
-) -> Known:
+) -> DataInfo:
     """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time.
 
-    ``weights`` are those of the cells, on blocks, and ``weighing`` is what they are.
+    ``weights`` are the weights of the cells on the same blocks; ``weighing`` describes them.
     """
     vanish = weights is not None and weights.minimum == 0
     decoder = Decoder(dtype, source.labels)
@@ -184,7 +187,7 @@ def load(
             for block, inside, outside in _cuts(grid, region):
                 piece = values[outside]
                 if vanish:
-                    piece = without(piece, weights.view(*block).block[inside])
+                    piece = mask_zero_weights(piece, weights.view(*block).block[inside])
                 storage.write(block, inside, piece)
     for block in grid.all_blocks():
         view = storage.view(*block)
@@ -192,34 +195,36 @@ def load(
             view = view._replace(weights=weights.view(*block).block)
         builder.scan(block, view)
     storage.forget()  # other threads read the blocks from here on
-    known = builder.finish(source.info, dtype, allow_empty)
+    info = builder.finish(source.info, dtype, allow_empty)
     decoder.warn()
-    return known
+    return info
 
 
 def read_budget(limit: int) -> int:
-    """Bytes to read at a time, where so many may be taken in all."""
-    return min(MOST_READ, max(LEAST_READ, limit // 16))
+    """Return the bytes to read at a time under a memory limit."""
+    return min(MAX_READ, max(MIN_READ, limit // 16))
 
 
 def read(source: Source, region: Region) -> Any:
-    """One region of a source; what goes wrong there is reported with its place."""
+    """Return one region of a source; errors name the region."""
     rows, cols = region
     assert source.read is not None
-    where = f" of {source.info.location}" if source.info.location else ""
-    what = (
-        f"rows {rows.start} to {rows.stop - 1}, columns {cols.start} to {cols.stop - 1}{where} "
+    location = f" of {source.info.location}" if source.info.location else ""
+    region_text = (
+        f"rows {rows.start} to {rows.stop - 1}, columns {cols.start} to {cols.stop - 1}{location} "
         f"({source.info.kind} input) failed"
     )
-    with reading_errors(what, "the chunks there"):
-        found = source.read(*region)
-        check_shape(found, (rows.stop - rows.start, cols.stop - cols.start), rows.start, cols.start)
-    return found
+    with reading_errors(region_text, "the chunks there"):
+        values = source.read(*region)
+        check_shape(
+            values, (rows.stop - rows.start, cols.stop - cols.start), rows.start, cols.start
+        )
+    return values
 
 
 @contextmanager
 def reading_errors(what: str, checked: str) -> Iterator[None]:
-    """Errors of other libraries while ``what`` is read, as errors of a source."""
+    """Raise errors of other libraries while reading ``what`` as StoreError."""
     try:
         yield
     except (DaskfactorError, MemoryError):
@@ -231,9 +236,9 @@ def reading_errors(what: str, checked: str) -> Iterator[None]:
 
 
 def regions(source: Source, grid: Grid, budget: int) -> Iterator[Region]:
-    """What to read, in this order: single chunks, or unions of them within the budget.
+    """Yield the regions to read, in order: chunks, joined up to the budget.
 
-    No union is larger than a block, so that an error names where it was.
+    No region is larger than a block, so that an error names a small part of the source.
     """
     entries = max(1, budget // source.dtype.itemsize)
     tallest, widest = max(grid.rows.sizes), max(grid.cols.sizes)
@@ -245,15 +250,15 @@ def regions(source: Source, grid: Grid, budget: int) -> Iterator[Region]:
     else:
         rows, cols = (list(Bands.from_sizes(sizes).offsets) for sizes in chunks)
     height = max(high - low for low, high in pairwise(rows))
-    parts = list(joined(cols, min(widest, entries // height)))
+    parts = list(join_intervals(cols, min(widest, entries // height)))
     width = max(part.stop - part.start for part in parts)
-    for strip in joined(rows, min(tallest, entries // width)):
+    for strip in join_intervals(rows, min(tallest, entries // width)):
         for part in parts:
             yield strip, part
 
 
 def working_bytes(source: Source, grid: Grid, dtype: FloatType, budget: int) -> int:
-    """What the pass holds at once, at most: a region and its decoded copy, then a block."""
+    """Return the peak memory of the pass: a region, its decoded copy and a block."""
     region = max(
         int((rows.stop - rows.start) * (cols.stop - cols.start))
         for rows, cols in regions(source, grid, budget)
@@ -264,7 +269,7 @@ def working_bytes(source: Source, grid: Grid, dtype: FloatType, budget: int) -> 
 
 
 def _cuts(grid: Grid, region: Region) -> Iterator[tuple[Block, Region, Region]]:
-    """The blocks that share cells with a region: these cells inside the block and the region."""
+    """Yield the blocks that overlap a region: address, slices in the block and in the region."""
     for row, (rows_inside, rows_outside) in _overlaps(grid.rows, region[0]):
         for col, (cols_inside, cols_outside) in _overlaps(grid.cols, region[1]):
             yield Block(row, col), (rows_inside, cols_inside), (rows_outside, cols_outside)
@@ -274,12 +279,12 @@ def _overlaps(bands: Bands, part: slice) -> Iterator[tuple[int, Region]]:
     first = int(np.searchsorted(bands.offsets, part.start, side="right")) - 1
     last = int(np.searchsorted(bands.offsets, part.stop, side="left"))
     for band in range(first, last):
-        whole = bands.slice(band)
-        low, high = max(whole.start, part.start), min(whole.stop, part.stop)
+        band_rows = bands.slice(band)
+        low, high = max(band_rows.start, part.start), min(band_rows.stop, part.stop)
         yield (
             band,
             (
-                slice(low - whole.start, high - whole.start),
+                slice(low - band_rows.start, high - band_rows.start),
                 slice(low - part.start, high - part.start),
             ),
         )

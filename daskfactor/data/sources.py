@@ -1,4 +1,4 @@
-"""`as_blocks`: any kind of matrix becomes `BlockedData`."""
+"""`as_blocks`: conversion of any kind of matrix to `BlockedData`."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,21 +11,20 @@ from numpy.typing import DTypeLike
 from daskfactor.checks import one_of, warn
 from daskfactor.data.adapters import Source, from_blocks
 from daskfactor.data.blocks import BlockedData, filled, open_store
-from daskfactor.data.cells import Asked, Pairing, asked
 from daskfactor.data.files import ANYTHING, open_input, refuse_columns
-from daskfactor.data.folding import settled
 from daskfactor.data.grid import Grid, choose_grid
-from daskfactor.data.known import (
-    Known,
-    Labels,
+from daskfactor.data.labels import Labels
+from daskfactor.data.loading import as_weights, load, read_budget, working_bytes
+from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
+from daskfactor.data.stacking import drop_all_missing
+from daskfactor.data.statistics import (
+    DataInfo,
     Layout,
     SourceInfo,
     Statistics,
     matrix_shape,
     refuse_unobserved,
 )
-from daskfactor.data.loading import load, read_budget, weighed, working_bytes
-from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
 from daskfactor.data.storage import (
     ArrayFile,
     FloatType,
@@ -34,15 +33,16 @@ from daskfactor.data.storage import (
     zero_copy,
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
+from daskfactor.data.weights import CellWeights, Pairing, cell_weights
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory, memory_budget
 from daskfactor.options import Weighing, verb
 from daskfactor.urls import as_url, as_urls
 
 NEGLIGIBLE = 2**26
-SURELY = 4
-"""What is projected may be so many times too much."""
+OVERESTIMATE = 4
+"""Factor by which a memory estimate may be too high."""
 
 
 @verb
@@ -63,7 +63,7 @@ def as_blocks(
 
     One pass reads the input once, in the order of its chunks, refuses what
     cannot be factorized, and counts and sums what is observed. Blocks then live
-    where they are (a writable, C-contiguous NumPy array of the right dtype), in
+    in place (a writable, C-contiguous NumPy array of the right dtype), in
     a cache in memory, or in a scratch file on local disk (in dask's
     ``temporary-directory``), whichever ``memory_limit`` allows. Sparse input stays
     sparse: its blocks are compressed rows, and nothing as large as the dense matrix
@@ -95,10 +95,10 @@ def as_blocks(
     dtype : {"float32", "float64"}
         Data type of the blocks and of all computation with them.
     unstored : {None, "zero", "missing"}
-        Meaning of the entries that sparse input does not store: ``"zero"`` for observed zeros,
-        ``"missing"`` for missing entries (a stored zero is then an observed zero). Left out,
-        an array of the sparse package says it by its ``fill_value`` (0 or NaN) and a blocked
-        store by itself; of an AnnData it is "zero", and of all else too, with a warning.
+        Meaning of entries that a sparse input does not store: observed zeros, or
+        missing entries (then a stored zero is an observed zero). By default that of the input:
+        the ``fill_value`` (0 or NaN) of an array of the sparse package, the meaning in a blocked
+        store, "zero" for an AnnData; else "zero", too, with a warning.
         Dense input stores every entry, and "missing" is refused for it.
     memory_limit : int or str, optional
         Memory for the blocks and for building them, in bytes or as a text such as
@@ -107,54 +107,52 @@ def as_blocks(
         If ``blocks`` is left out: have at least two bands a worker, as far as
         bands and blocks stay large enough. Never counted from the machine.
     balance : bool
-        Permute rows and columns of sparse input internally so that blocks hold similar numbers
-        of entries; results keep your order. Dense blocks cost the same wherever they are
-        and are left as they are.
+        Permute rows and columns of sparse input internally so that blocks store about equally
+        many entries; results keep your order. Dense blocks have equal costs and are not permuted.
     allow_empty : bool
-        Accept rows and columns without any observed entry; only the prior informs their
-        factors.
+        Accept rows and columns without any observed entry; only the prior
+        determines their factors.
     uncertainty : array_like, optional
-        Standard deviation of every cell, sigma_ij > 0, in the unit of the data; an infinite
-        one makes the cell missing. Where V is missing anything will do. Of a dense V anything
-        that V can be, of its shape; an xarray.DataArray with one or both of its dimensions; a
-        pair of vectors (rows, columns) whose product sigma is; or one number. Of a sparse V, with
+        Standard deviation of every cell, sigma_ij > 0, in the unit of the data; infinite
+        makes a cell missing. Values are ignored where V is missing. For a dense V: any input of
+        its shape; an xarray.DataArray with one or both of its dimensions; a pair of vectors
+        (rows, columns) with product sigma; or one number. For a sparse V, with
         ``unstored="missing"``, a sparse matrix that stores the same entries, the path of a
         blocked store of one, or an array in memory or a pair of vectors. For models with
-        a normal law, whose dispersion then is 1 unless it is given.
+        a normal likelihood, whose dispersion is then 1 by default.
     weights : array_like, optional
         Weight of every cell's log-likelihood, w_ij >= 0; 0 makes the cell missing, 2 counts it
         twice. Forms as for ``uncertainty``. Zeros that a sparse V does not store have weight 1.
     layer : str, optional
-        Layer of an AnnData to read in place of ``X``; ``"raw"`` reads its ``raw``.
+        Layer of an AnnData to use instead of ``X``; ``"raw"`` is its ``raw``.
     mask_var : str or array_like of bool, optional
-        Boolean column of ``var`` that selects the variables of an AnnData, such as
-        ``"highly_variable"``. Or one boolean for each variable.
+        Variables of an AnnData to use: the name of a boolean column of ``var``, such as
+        ``"highly_variable"``, or one boolean for each variable.
     rows, columns : str or tuple of str, optional
-        Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
-        of the two is left out. Several lie behind one another, and places of theirs that have no
-        observed entry at all (land, in a map of the sea) are left out, which a warning tells;
-        to find them takes a pass of its own. Weights and uncertainties may be a DataArray with
+        Dimensions of an xarray.DataArray that form the rows, or the columns; one of the two may
+        be left out and then has all other dimensions. Several dimensions are stacked, and their
+        positions without any observed entry (land, in a map of the sea) are left out, with a
+        warning; this takes an additional pass. Weights and uncertainties may be a DataArray with
         any of the dimensions.
     rows, columns : str or int, optional
-        Columns with the keys of rows and of columns, by name or by position from 0, in a table
-        with one line per entry (by default the first and the second); or the dimensions that
-        form the rows and the columns, in an array with named dimensions. Keys are whole numbers,
+        Columns with the keys of rows and of columns, in a table with a line for each entry: by
+        name or by position from 0, by default the first and the second. Keys are whole numbers,
         texts, categories or dates (which are texts if read from a file); they become labels, in
         ascending order.
     values : str, int or False, optional
-        Column with the values in a table with one line per entry; by default the third.
+        Column with values, in a table with a line for each entry; by default the third.
         ``values=False`` counts lines, and so does a table of two columns.
     header : bool, optional
-        Read the first line of a CSV file as column names; by default, do so if it has no number
-        where one is needed.
+        True if the first line of a CSV file holds names; by default it does if it has no
+        number where one is needed.
     table : bool, optional
-        Read a table with one line per entry, rather than one line per row of the matrix.
-        Left out, it has a line for each entry if ``rows``, ``columns`` or ``values`` is given, and
-        a table of three columns is refused, and one of four where the first two may be keys.
+        True if a table has a line for each entry, False if it has one for each row of the matrix.
+        By default it has a line for each entry if ``rows``, ``columns`` or ``values`` is passed,
+        and a table of three columns is refused, and one of four where the first two may be keys.
     storage_options : dict, optional
-        Of a URL (of V, weights or uncertainty): how it is reached, as fsspec, dask and pandas
-        take it, for example ``{"anon": True}``. By default all of it is found in the
-        environment. Neither these nor a password or signature in a URL are in any result.
+        Options of fsspec for URLs (of V, weights or uncertainty), as for dask and pandas, for
+        example ``{"anon": True}``. By default they come from the environment. Neither these nor
+        a password or signature in a URL are written to results.
 
     Returns
     -------
@@ -168,18 +166,18 @@ def as_blocks(
         ``dtype``, a damaged sparse matrix, or a row or column without any observed
         entry.
     OptionError
-        An argument outside what is allowed.
+        An argument is invalid.
     StoreError
         The input cannot be read, or there is no room for the scratch file.
 
     Notes
     -----
-    Of lines of a table that name one cell more than once, the values are added up if unstored
-    means zero; if it means missing, the last one stays, with a warning. So does `convert`.
+    If lines of a table name one cell more than once, their values are added up if unstored
+    means zero; if it means missing, the last one is used, with a warning. So does `convert`.
 
     The grid of blocks is that of Şimşekli et al. 2017, definition 1. A NumPy
-    array that is used where it is must not be changed afterwards. A dask array
-    must say itself that its chunks are sparse (its ``meta``).
+    array that is used in place must not be changed afterwards. A dask array
+    with sparse chunks must have a sparse ``meta``.
 
     Examples
     --------
@@ -191,8 +189,8 @@ def as_blocks(
     >>> data.shape, data.grid.blocks
     ((300, 200), 4)
     """
-    given: dict[str, Any] = {"dtype": dtype, "memory_limit": memory_limit, "workers": workers}
-    return blocks_of(V, blocks, balance=balance, allow_empty=allow_empty, **given, **reading)
+    options: dict[str, Any] = {"dtype": dtype, "memory_limit": memory_limit, "workers": workers}
+    return blocks_of(V, blocks, balance=balance, allow_empty=allow_empty, **options, **reading)
 
 
 def blocks_of(
@@ -208,44 +206,44 @@ def blocks_of(
     components: int | None = None,
     **reading: Any,
 ) -> BlockedData:
-    """Do what `as_blocks` does; ``usual`` is what is not stored where nothing says so.
+    """Return the result of `as_blocks`; ``usual`` is the default meaning of unstored entries.
 
     ``components``: number of components of the model; sets the default number of blocks.
     """
-    unstored, wanted = reading.get("unstored"), Wanted.of(reading)
+    unstored, options = reading.get("unstored"), ReadOptions.of(reading)
     kind = checked_options(dtype, unstored, workers)
-    given = V, reading.get("uncertainty"), reading.get("weights")
-    V, *beside = as_urls(given, wanted.storage_options)
-    wanted, cells = replace(wanted, storage_options=None), asked(*beside)
+    placeable = V, reading.get("uncertainty"), reading.get("weights")
+    V, *cell_arguments = as_urls(placeable, options.storage_options)
+    options, cells = replace(options, storage_options=None), cell_weights(*cell_arguments)
     if isinstance(V, BlockedData):
-        refuse_columns(V, wanted)
-        return _agreeing(V, blocks, unstored, balance, cells)
+        refuse_columns(V, options)
+        return _check_blocks(V, blocks, unstored, balance, cells)
     limit = memory_budget(memory_limit) // (1 if cells is None else 2)
-    store = _store_at(V, wanted)
+    store = _store_at(V, options)
     if store is not None and cells is None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
-    source = _source_of(V, wanted, store)
+    source = _source_of(V, options, store)
     source = source if usual is None else replace(source, usual=usual)
     if not source.is_sparse:
         if unstored == "missing":
             raise OptionError(
                 'unstored is "missing", but the input is dense: it stores every entry, and its '
                 "zeros are observed; mark missing entries with NaN or a mask, or pass a sparse "
-                "matrix; of a table with a line for each entry name rows, columns and values"
+                "matrix; for a table with a line for each entry pass rows, columns and values"
             )
-        source = settled(source, limit)
+        source = drop_all_missing(source, limit)
         grid = choose_grid(source.shape, source.chunks, blocks, workers, None, components)  # type: ignore[arg-type]
         if cells is None:
             return _dense(source, grid, kind, limit, allow_empty)
-        return _weighed(source, grid, kind, limit, allow_empty, cells)
+        return _dense_with_weights(source, grid, kind, limit, allow_empty, cells)
     if source.unstored == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the input says that entries it does not store are missing '
             '(fill_value NaN, or a store converted with unstored="missing"); leave unstored out, '
-            "or make the input anew"
+            "or make a new input"
         )
     zeros = meaning_of_unstored(source, unstored) == "zero"
-    options = LoadOptions(
+    load_options = LoadOptions(
         blocks, kind, zeros, limit, workers, components, balance, allow_empty, not source.merges
     )
     if cells is not None and source.shape is None:
@@ -254,12 +252,12 @@ def blocks_of(
             "a store of it with convert, and pass that"
         )
     if cells is None:
-        return sparse_data(source, options)
-    return sparse_data(source, options, partial(Pairing, cells, source, options))
+        return sparse_data(source, load_options)
+    return sparse_data(source, load_options, partial(Pairing, cells, source, load_options))
 
 
 def stores_all(V: Any) -> bool:
-    """Whether an input is dense: then there is no entry that it does not store."""
+    """Return whether an input is dense, so that it stores every entry."""
     (V,) = as_urls((V,), None)
     return not _source_of(V, ANYTHING, _store_at(V, ANYTHING)).is_sparse
 
@@ -267,7 +265,7 @@ def stores_all(V: Any) -> bool:
 def checked_options(
     dtype: DTypeLike, unstored: str | None, workers: int | None = None
 ) -> FloatType:
-    """The type of the blocks; refuses options that are none."""
+    """Return the dtype of the blocks; refuse invalid options."""
     try:
         kind = np.dtype(dtype)
     except TypeError:
@@ -281,12 +279,12 @@ def checked_options(
 
 
 def unread_source(
-    V: Any, wanted: Wanted, blocks: int | Grid | None, entries: int | None
+    V: Any, options: ReadOptions, blocks: int | Grid | None, entries: int | None
 ) -> Source | None:
-    """Return the source of an input whose size is known and whose values lie elsewhere, else None.
+    """Return the source of an input of known size that is not in memory, else None.
 
-    It is None of a blocked store whose ``blocks`` are used as they are, too. ``V`` may be the shape
-    of a matrix; ``entries`` are the stored ones of a sparse matrix.
+    It is also None for a blocked store whose ``blocks`` are used unchanged. ``V`` may be the shape
+    of a matrix; ``entries`` is the number of stored entries of a sparse matrix.
 
     Raises
     ------
@@ -295,8 +293,8 @@ def unread_source(
     """
     if isinstance(V, tuple):
         return Source(SourceInfo("shape"), matrix_shape(V), entries=entries)
-    store = _store_at(V, wanted)
-    source = _source_of(V, wanted, store)
+    store = _store_at(V, options)
+    source = _source_of(V, options, store)
     as_it_is = store is not None and _serves(store, blocks, None, False)
     if as_it_is or source.shape is None or not source.info.lazy:
         return None
@@ -337,16 +335,16 @@ def unread_blocks(
     statistics = Statistics(
         observed, rows, cols, float(stored.sum()), 0.0, 1.0, True, "", stored, kind=weighting
     )
-    known = Known(grid, Labels(), statistics, source.info, kind, Layout(meaning))
+    info = DataInfo(grid, Labels(), statistics, source.info, kind, Layout(meaning))
     size = int(block_bytes(grid, kind, None if count is None else stored).sum())
     fits = size * (1 if weighting is None else 2) <= memory_budget(memory_limit)
     storage = Storage(grid, meaning, file=None if fits else ArrayFile())
-    weights = None if weighting is None else BlockedData(known, storage)
-    return BlockedData(known, storage, weights)
+    weights = None if weighting is None else BlockedData(info, storage)
+    return BlockedData(info, storage, weights)
 
 
 def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:
-    """The blocks of a store, read when they are wanted and kept as far as memory allows."""
+    """Return the blocks of a store, read on demand and cached as far as memory allows."""
     data = open_store(store, dtype, limit)
     largest = max(abs(data.minimum), abs(data.maximum))
     if largest > np.finfo(dtype).max:
@@ -372,22 +370,24 @@ def _dense(
     return filled(storage, lambda: load(source, grid, kind, *rest), lambda: weights)
 
 
-def _weighed(
-    source: Source, grid: Grid, kind: FloatType, limit: int, allow_empty: bool, cells: Asked
+def _dense_with_weights(
+    source: Source, grid: Grid, kind: FloatType, limit: int, allow_empty: bool, cells: CellWeights
 ) -> BlockedData:
-    """A dense matrix with weights of its cells, which are read first."""
-    given = cells.opened(source)
-    if given.is_sparse or given.read is None:
+    """Return the blocks of a dense matrix with weights of its cells, which are read first."""
+    source_of_weights = cells.open(source)
+    if source_of_weights.is_sparse or source_of_weights.read is None:
         raise OptionError(
             f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, got "
-            f"{type(cells.given).__name__}"
+            f"{type(cells.values).__name__}"
         )
-    read = given.read
-    weights = _dense(weighed(given, cells.rule, kind), grid, kind, limit, allow_empty=True)
+    read = source_of_weights.read
+    weights = _dense(
+        as_weights(source_of_weights, cells.rule, kind), grid, kind, limit, allow_empty=True
+    )
     weighing = cells.refuse(
         source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
     )
-    # Cells that are to be missing are marked in a copy.
+    # Missing cells are marked in a copy, never in the caller's array.
     source = replace(source, array=None) if weights.minimum == 0 else source
     return _dense(source, grid, kind, limit, allow_empty, weights, weighing)
 
@@ -395,32 +395,32 @@ def _weighed(
 def _serves(
     store: BlockStore, blocks: int | Grid | None, unstored: str | None, balance: bool
 ) -> bool:
-    """Whether the blocks of a store can be used as they are."""
+    """Return whether the blocks of a store can be used unchanged."""
     grid, layout = store.known.grid, store.known.layout
     fits = blocks is None or blocks in (grid, grid.blocks)
     ordered = not balance or layout.row_order is not None
     return fits and ordered and unstored in (None, layout.unstored)
 
 
-def _store_at(V: Any, wanted: Wanted) -> BlockStore | None:
-    """The blocked store whose path or URL this is, of which there is nothing to choose."""
-    V = as_url(V, wanted.storage_options)
+def _store_at(V: Any, options: ReadOptions) -> BlockStore | None:
+    """Return the blocked store at a path or URL; None if it is something else."""
+    V = as_url(V, options.storage_options)
     if not is_blocked_store(V):
         return None
-    refuse_columns(V, wanted)
+    refuse_columns(V, options)
     return BlockStore(fspath(V))
 
 
-def _source_of(V: Any, wanted: Wanted, store: BlockStore | None) -> Source:
-    return open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
+def _source_of(V: Any, options: ReadOptions, store: BlockStore | None) -> Source:
+    return open_input(V, options) if store is None else from_blocks(store.known, store.read)
 
 
-def _agreeing(
+def _check_blocks(
     data: BlockedData,
     blocks: int | Grid | None,
     unstored: str | None,
     balance: bool,
-    cells: Asked | None,
+    cells: CellWeights | None,
 ) -> BlockedData:
     if cells is not None:
         raise OptionError(
@@ -454,7 +454,7 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storag
     borrowed = source.array is not None and zero_copy(source.array, dtype)
     if borrowed or size + working <= limit:
         return Storage(grid)
-    if working > max(SURELY * available_memory(), NEGLIGIBLE):
+    if working > max(OVERESTIMATE * available_memory(), NEGLIGIBLE):
         raise DataError(
             f"one block and the chunks it is read from need {working} bytes, far more than is "
             f"free; rewrite {source.where} with smaller chunks"

@@ -1,7 +1,7 @@
-"""The pass over a sparse source: keys, a grid and an order, entries dealt out, blocks.
+"""The pass over a sparse source: collect keys, choose a grid, distribute entries, make blocks.
 
-`as_blocks` and `convert` are the same passes; only what takes the finished blocks over differs.
-Entries on their way are records of `entry_type`: row and column inside their block, and value.
+`as_blocks` and `convert` make the same passes; only the destination of finished blocks differs.
+Between passes, entries are records of `entry_type`: row and column inside their block, and value.
 """
 
 import threading
@@ -20,29 +20,29 @@ from scipy import sparse
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
-from daskfactor.data.entries import Axis, Piece, doubled, summable
+from daskfactor.data.coo import Axis, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.known import Known, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.loading import Decoder, reading_errors
+from daskfactor.data.statistics import DataInfo, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.storage import ArrayFile, FloatType, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 from daskfactor.progress import OnEvent, RunEvent, ignore
 
-MOST_THREADS = 8
+MAX_THREADS = 8
 BLOCK_BYTES = 64
-"""Memory per entry of a block while it is put together."""
-DEAL_BYTES, LEAST_DEALT = 64, 2**16
-"""Memory per entry that is dealt out to blocks, and how many entries are at once, at least."""
-MOST_COLUMNS = 2**31 - 1
+"""Memory per entry of a block while it is assembled."""
+DEAL_BYTES, MIN_DEALT = 64, 2**16
+"""Memory per entry that is distributed to blocks, and the minimum number of entries at once."""
+MAX_COLUMNS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the caller asked for; ``limit`` is in bytes.
+    """Options of the pass; ``limit`` is in bytes.
 
-    ``exact`` counts only entries that say something when a grid or an order is chosen, so that
-    these do not depend on how a matrix is written down.
+    With ``exact`` only informative entries count when a grid or an order is chosen, so that these
+    do not depend on the representation of a matrix.
     """
 
     blocks: int | Grid | None
@@ -57,76 +57,76 @@ class LoadOptions:
 
     @property
     def unstored(self) -> str:
-        """What entries that are not stored mean."""
+        """Return the meaning of entries that are not stored."""
         return "zero" if self.zeros else "missing"
 
 
 def meaning_of_unstored(source: Source, unstored: str | None) -> str:
-    """What entries that are not stored mean: as asked, as the input says, or what is usual."""
-    known = unstored or source.unstored
-    if known is None:
+    """Return the meaning of unstored entries: from the caller, else the input, else the default."""
+    meaning = unstored or source.unstored
+    if meaning is None:
         zeros = source.usual == "zero"
-        taken = "observed zeros, as in counts" if zeros else "missing, as in ratings"
+        assumed = "observed zeros, as in counts" if zeros else "missing, as in ratings"
         warn(
-            f"cells without entry are taken to be {taken}; say "
+            f"cells without entry are taken to be {assumed}; say "
             'unstored="zero" if they are zeros, unstored="missing" if they are unknown',
             DataWarning,
         )
-    return known or source.usual
+    return meaning or source.usual
 
 
-class Weights(Protocol):
-    """Weights of the cells of a sparse matrix, asked for with its blocks as these are made."""
+class WeightProvider(Protocol):
+    """Provider of weights of cells for the blocks of a sparse matrix, while these are made."""
 
     weighing: Weighing
 
     def take(self, block: Block, view: SparseBlock) -> SparseBlock:
-        """Return the block with its weights; what has weight 0 is missing."""
+        """Return the block with its weights; entries of weight 0 are missing."""
 
     def finish(self) -> BlockedData:
         """Return the weights of all blocks."""
 
 
-Pair = Callable[[Grid, Layout], Weights | None]
-"""Opens the weights of cells, if they have any, once grid and order are known."""
+OpenWeights = Callable[[Grid, Layout], WeightProvider | None]
+"""Function that opens the weights of cells, if any, for a grid and an order."""
 
 
 def sparse_data(
-    source: Source, options: LoadOptions, pair: Pair = lambda grid, layout: None
+    source: Source, options: LoadOptions, open_weights: OpenWeights = lambda grid, layout: None
 ) -> BlockedData:
-    """Read a sparse source once and keep its blocks."""
+    """Read a sparse source once, and return its blocks."""
     if source.matrix is not None:
-        return _cut(source, source.matrix(options.zeros), options, pair)
-    with Task(source, options, keeps=True) as task:
-        storage = _storage(task.grid, options, int(task.counts.sum()))
-        beside = pair(task.grid, task.layout)
-        weights = beside.finish if beside else lambda: None
-        return filled(storage, lambda: task.assemble(storage.put, beside), weights)
+        return _cut(source, source.matrix(options.zeros), options, open_weights)
+    with SparseLoader(source, options, keeps=True) as loader:
+        storage = _storage(loader.grid, options, int(loader.counts.sum()))
+        provider = open_weights(loader.grid, loader.layout)
+        weights = provider.finish if provider else lambda: None
+        return filled(storage, lambda: loader.assemble(storage.put, provider), weights)
 
 
 def sparse_bytes(grid: Grid, entries: int, dtype: FloatType) -> int:
-    """Bytes that so many entries take in sparse blocks."""
+    """Return the bytes that a number of entries take in sparse blocks."""
     each = index_type(max(grid.cols.sizes)).itemsize + dtype.itemsize
     return entries * each + grid.blocks * (grid.shape[0] + grid.blocks) * 4
 
 
-def most_threads() -> int:
-    """How many threads deal entries out."""
+def deal_threads() -> int:
+    """Return the number of threads that distribute entries."""
     from dask.system import cpu_count  # not before a sparse matrix is read
 
-    return min(MOST_THREADS, cpu_count())
+    return min(MAX_THREADS, cpu_count())
 
 
 def entry_type(value: np.dtype[Any]) -> np.dtype[Any]:
-    """The record of one entry: 12 bytes with float32 values, 16 with float64."""
+    """Return the record type of an entry: 12 bytes with float32 values, 16 with float64."""
     return np.dtype([("row", np.uint32), ("col", np.uint32), ("value", value)])
 
 
 def compress(entries: NDArray[Any], shape: tuple[int, int], zeros: bool) -> tuple[SparseBlock, int]:
-    """Entries of a block in any order as compressed rows, and how many named a cell again.
+    """Return unordered entries of a block as compressed rows, and the number of duplicates.
 
     With ``zeros`` the values of one cell are added up in double precision, in the order of the
-    source, else the last one stays; what says nothing new is left out.
+    source, else the last one is used; entries equal to unstored ones are dropped.
     """
     number = np.int32 if entries.size < 2**31 else np.int64
     numbers: Any = np.arange(entries.size, dtype=number)
@@ -148,67 +148,69 @@ def compress(entries: NDArray[Any], shape: tuple[int, int], zeros: bool) -> tupl
                 values = np.bincount(np.cumsum(first) - 1, values).astype(values.dtype)
         else:
             values = values[np.append(first[1:], True)]
-        indptr, cols = _kept(first, indptr), cols[first]
+        indptr, cols = _filtered_indptr(first, indptr), cols[first]
     return block_of(indptr, cols, values, shape, zeros), doubles
 
 
 def block_of(
     indptr: NDArray[Any], cols: NDArray[Any], values: Any, shape: tuple[int, int], zeros: bool
 ) -> SparseBlock:
-    """Ordered compressed rows as a block; what says nothing new is left out."""
+    """Return ordered compressed rows as a block, without entries equal to unstored ones."""
     values = values + values.dtype.type(0)  # a copy, in which -0.0 is 0.0
     missing = np.isnan(values)
     values[missing] = np.nan  # one form of it, for the checksum
     keep = values != 0 if zeros else ~missing
     if not keep.all():
-        indptr, cols, values = _kept(keep, indptr), cols[keep], values[keep]
+        indptr, cols, values = _filtered_indptr(keep, indptr), cols[keep], values[keep]
     pointers = np.ascontiguousarray(indptr, pointer_type(values.size))
     indices = np.ascontiguousarray(cols, index_type(shape[1]))
     return SparseBlock(pointers, indices, values, *shape, zeros)
 
 
-def _kept(keep: NDArray[np.bool_], indptr: NDArray[Any]) -> NDArray[np.int64]:
-    """Where rows begin once only some of their entries are kept."""
-    found: NDArray[np.int64] = np.concatenate([[0], np.cumsum(keep)])[indptr]
-    return found
+def _filtered_indptr(keep: NDArray[np.bool_], indptr: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the row pointers after dropping the entries that are not in ``keep``."""
+    filtered: NDArray[np.int64] = np.concatenate([[0], np.cumsum(keep)])[indptr]
+    return filtered
 
 
-def _cut(source: Source, matrix: Any, options: LoadOptions, pair: Pair) -> BlockedData:
-    """Cut compressed rows that are in memory into blocks, one band of rows after another."""
+def _cut(
+    source: Source, matrix: Any, options: LoadOptions, open_weights: OpenWeights
+) -> BlockedData:
+    """Cut compressed rows in memory into blocks, one band of rows after another."""
     kind = sparse.csr_array if matrix.format == "csr" else sparse.csc_array
-    # Half precision and foreign byte order are nothing that scipy can cut.
+    # scipy cannot slice half precision or foreign byte order.
     parts = (_native(matrix.data), matrix.indices, matrix.indptr)
     csr = kind(parts, shape=matrix.shape).tocsr()
     keep = csr.data != 0 if options.zeros else ~np.isnan(csr.data)
     entries, counts = int(np.count_nonzero(keep)), []
     if options.balance:
-        counts = [np.diff(_kept(keep, csr.indptr))]
+        counts = [np.diff(_filtered_indptr(keep, csr.indptr))]
         counts.append(np.bincount(csr.indices[keep], minlength=csr.shape[1]))
     del keep
     grid, layout = _layout(csr.shape, source, options, entries, counts)
-    storage, beside = _storage(grid, options, entries), pair(grid, layout)
+    storage, provider = _storage(grid, options, entries), open_weights(grid, layout)
 
-    def fill() -> Known:
+    def fill() -> DataInfo:
         decoder = Decoder(options.dtype, source.labels)
-        weighing = beside.weighing if beside else None
+        weighing = provider.weighing if provider else None
         builder = StatisticsBuilder(grid, source.labels, layout, weighing)
         for block, cut in _cuts(csr, grid, layout):
             locate = partial(cell_of, grid, layout, block, cut)
             values = decoder.convert(cut.data, locate)
             shape = grid.block_shape(block)
             view = block_of(cut.indptr, cut.indices, values, shape, options.zeros)
-            view = beside.take(block, view) if beside else view
+            view = provider.take(block, view) if provider else view
             builder.scan(block, view)
             storage.put(block, view)
-        known = builder.finish(source.info, options.dtype, options.allow_empty)
+        info = builder.finish(source.info, options.dtype, options.allow_empty)
         decoder.warn()
-        return known
+        return info
 
-    return filled(storage, fill, beside.finish if beside else lambda: None)
+    return filled(storage, fill, provider.finish if provider else lambda: None)
 
 
 def _cuts(csr: Any, grid: Grid, layout: Layout) -> Iterator[tuple[Block, Any]]:
-    """The blocks of compressed rows, with their columns in ascending order."""
+    """Yield the blocks of compressed rows, with columns in ascending order."""
     for row in range(grid.blocks):
         rows = grid.rows.slice(row)
         band = csr[rows if layout.row_order is None else layout.row_order[rows]]
@@ -233,7 +235,7 @@ def _storage(grid: Grid, options: LoadOptions, entries: int) -> Storage:
 
 
 def _typed(learnt: NDArray[Any], like: NDArray[Any] | None) -> NDArray[Any]:
-    """Labels that were learnt as texts, of the type that their source has them in."""
+    """Return collected text labels in the dtype of the source."""
     return learnt if like is None else learnt.astype(like.dtype)
 
 
@@ -244,15 +246,15 @@ def _layout(
     entries: int,
     counts: list[NDArray[np.int64]],
 ) -> tuple[Grid, Layout]:
-    """Choose the grid and, for a balanced one, the order of rows and columns."""
-    # Bands of rows from all over the matrix have no edges in common with its chunks.
+    """Choose the grid and, if it is balanced, the order of rows and columns."""
+    # Balanced bands hold rows from all over the matrix, so chunk edges do not matter.
     chunks = source.chunks if options.exact and not options.balance else None
-    asked = options.blocks, options.workers, entries, options.components
-    grid = choose_grid(shape, chunks, *asked)
-    if max(*grid.rows.sizes, *grid.cols.sizes) > MOST_COLUMNS:
+    request = options.blocks, options.workers, entries, options.components
+    grid = choose_grid(shape, chunks, *request)
+    if max(*grid.rows.sizes, *grid.cols.sizes) > MAX_COLUMNS:
         raise OptionError(
             f"blocks of {max(grid.rows.sizes)} x {max(grid.cols.sizes)} are too large: at most "
-            f"{MOST_COLUMNS} rows and columns; pass a larger number of blocks"
+            f"{MAX_COLUMNS} rows and columns; pass a larger number of blocks"
         )
     if not options.balance:
         return grid, Layout(options.unstored)
@@ -263,12 +265,12 @@ def _layout(
     return grid, Layout(options.unstored, rows, cols)
 
 
-class Task:
-    """The passes over a source that is read piece by piece: keys, entries, blocks.
+class SparseLoader:
+    """Loader of a source that is read piece by piece: first keys, then entries, then blocks.
 
-    As a context it reads the source, and gives memory and scratch space back at its end.
-    Entries wait for their blocks in memory up to half of the limit; where blocks stay there, too
-    (``keeps``), up to half of what these leave of it.
+    As a context manager it reads the source, and frees memory and scratch space at the end. Entries
+    wait for their blocks in memory, up to half of the limit; if blocks stay in memory, too
+    (``keeps``), up to half of the rest.
     """
 
     def __init__(
@@ -286,7 +288,7 @@ class Task:
         self.counts: NDArray[np.int64] = np.zeros((0, 0), np.int64)
         self._record = entry_type(options.dtype)
         self._file = ArrayFile(budget=options.limit // 2)
-        self._threads = most_threads()
+        self._threads = deal_threads()
         self._keeps = keeps
         self._dealt: list[tuple[Any, NDArray[np.int64]]] = []
 
@@ -304,7 +306,7 @@ class Task:
         self._file.close()
 
     def _read_keys(self) -> None:
-        """First pass: which rows and columns there are, and the grid."""
+        """Collect the rows and columns, and choose the grid (first pass)."""
         source, options = self.source, self.options
         free = options.exact and options.blocks is not None
         if source.shape and not options.balance and (free or source.entries is not None):
@@ -329,7 +331,7 @@ class Task:
         self.grid, self.layout = _layout(size, source, options, self.entries, counts)
 
     def _read_entries(self) -> None:
-        """Second pass: deal the entries out to blocks."""
+        """Distribute the entries to blocks (second pass)."""
         blocks = self.grid.blocks
         row_band, row_local = _places(self.grid.rows.offsets, self.layout.row_order)
         col_band, col_local = _places(self.grid.cols.offsets, self.layout.col_order)
@@ -356,9 +358,9 @@ class Task:
             return self._file.put(out.view(np.uint8)), edges
 
         total, done = np.zeros(blocks**2, np.int64), 0
-        pieces = _split(read(self.source, self.options), max(LEAST_DEALT, most))
-        for kept, edges in _in_order(deal, pieces, self._threads):
-            self._dealt.append((kept, edges))
+        pieces = _split(read(self.source, self.options), max(MIN_DEALT, most))
+        for stored, edges in _in_order(deal, pieces, self._threads):
+            self._dealt.append((stored, edges))
             total += np.diff(edges)
             done += int(edges[-1])
             self.on_event(RunEvent("entries", done, max(done, self.entries)))
@@ -370,21 +372,21 @@ class Task:
         self.counts = total.reshape(blocks, blocks)
         decoder.warn()
 
-    def kept_share(self) -> float:
-        """Return the share of its entries that the largest block keeps once some are merged."""
+    def unmerged_share(self) -> float:
+        """Return the share of entries that remain in the largest block after merging."""
         largest = max(self.grid.all_blocks(), key=self.counts.__getitem__)
         return self._compressed(largest)[0].values.size / float(self.counts[largest])
 
     def assemble(
-        self, put: Callable[[Block, SparseBlock], None], beside: Weights | None = None
-    ) -> Known:
-        """Put every block together and hand it over to ``put``, which several threads call."""
-        weighing, lock = beside.weighing if beside else None, threading.Lock()
+        self, put: Callable[[Block, SparseBlock], None], provider: WeightProvider | None = None
+    ) -> DataInfo:
+        """Assemble every block and pass it to ``put``, which several threads call."""
+        weighing, lock = provider.weighing if provider else None, threading.Lock()
         builder = StatisticsBuilder(self.grid, self.labels, self.layout, weighing)
 
         def finish(block: Block) -> int:
             view, doubles = self._compressed(block)
-            view = beside.take(block, view) if beside else view
+            view = provider.take(block, view) if provider else view
             with lock:
                 builder.scan(block, view)
                 self.doubles += doubles
@@ -398,7 +400,7 @@ class Task:
             done += size
             self.on_event(RunEvent("blocks", done, self.entries))
         options = self.options
-        known = builder.finish(self.source.info, options.dtype, options.allow_empty)
+        info = builder.finish(self.source.info, options.dtype, options.allow_empty)
         if self.doubles and not options.zeros:
             if options.exact:
                 raise doubled(self.doubles)
@@ -407,32 +409,32 @@ class Task:
                 'each cell was kept (with unstored="zero" they would be added up)',
                 DataWarning,
             )
-        return known
+        return info
 
     def _compressed(self, block: Block) -> tuple[SparseBlock, int]:
         flat, each = block.row * self.grid.blocks + block.col, self._record.itemsize
         out, start = np.empty(int(self.counts[block]), self._record), 0
-        for kept, edges in self._dealt:
+        for stored, edges in self._dealt:
             low, high = edges[flat : flat + 2].tolist()
             if high > low:
-                part = self._file.get(kept, slice(low * each, high * each))
+                part = self._file.get(stored, slice(low * each, high * each))
                 out[start : start + high - low] = part.view(self._record)
                 start += high - low
         return compress(out, self.grid.block_shape(block), self.options.zeros)
 
     def _staged(self, source: Source) -> Source:
-        """A source that is read once: the second time its pieces come from memory or scratch."""
-        file, kept = self._file, deque[list[Any]]()
+        """Return a source that is read once; its second pass reads from memory or scratch."""
+        file, stored_pieces = self._file, deque[list[Any]]()
 
         def first() -> Iterator[Piece]:
             for piece in read(source, self.options):
                 parts: tuple[Any, ...] = piece
-                kept.append([file.put(np.ascontiguousarray(array)) for array in parts])
+                stored_pieces.append([file.put(np.ascontiguousarray(array)) for array in parts])
                 yield piece
 
         def again() -> Iterator[Piece]:
-            while kept:
-                yield Piece._make(file.get(part) for part in kept.popleft())
+            while stored_pieces:
+                yield Piece._make(file.get(part) for part in stored_pieces.popleft())
 
         passes = iter((first, again))
         return replace(source, pieces=lambda add: next(passes)())
@@ -444,7 +446,7 @@ class Task:
         axes = _axes(source)
         with ThreadPoolExecutor(1) as helper:
             for piece in read(source, self.options):
-                piece = _telling(piece, self.options.zeros) if exact else piece
+                piece = _informative(piece, self.options.zeros) if exact else piece
                 other = helper.submit(axes[0].learn, piece.rows)
                 axes[1].learn(piece.cols)
                 other.result()
@@ -459,8 +461,8 @@ def _axes(source: Source) -> tuple[Axis, Axis]:
     return Axis("row", rows), Axis("column", cols)
 
 
-def _telling(piece: Piece, zeros: bool) -> Piece:
-    """Only the entries that say something: no zero where others are, no NaN where others are."""
+def _informative(piece: Piece, zeros: bool) -> Piece:
+    """Return the entries of a piece that differ from unstored ones."""
     keep = piece.values != 0 if zeros else ~np.isnan(piece.values)
     if keep.all():
         return piece
@@ -471,7 +473,7 @@ def _telling(piece: Piece, zeros: bool) -> Piece:
 def _places(
     offsets: tuple[int, ...], order: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
-    """The band of each of the caller's rows (or columns), and its place in that band."""
+    """Return the band of each of the caller's rows (or columns), and its position in the band."""
     sizes = np.diff(offsets)
     band = np.repeat(np.arange(sizes.size, dtype=np.uint16), sizes)
     local = (np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)).astype(np.uint32)
@@ -482,7 +484,7 @@ def _places(
 
 
 def read(source: Source, options: LoadOptions) -> Iterator[Piece]:
-    """The pieces of a source; what goes wrong there is reported with its place."""
+    """Yield the pieces of a source; errors tell how far it was read."""
     assert source.pieces is not None
     pieces = source.pieces(options.zeros)
     for number in count():
@@ -494,7 +496,7 @@ def read(source: Source, options: LoadOptions) -> Iterator[Piece]:
 
 
 def _split(pieces: Iterator[Piece], most: int) -> Iterator[Piece]:
-    """Pieces of at most so many entries."""
+    """Yield pieces of at most ``most`` entries."""
     for piece in pieces:
         for start in range(0, len(piece.rows), most):
             part = slice(start, start + most)
@@ -502,7 +504,7 @@ def _split(pieces: Iterator[Piece], most: int) -> Iterator[Piece]:
 
 
 def _in_order(function: Callable[..., Any], items: Iterable[Any], threads: int) -> Iterator[Any]:
-    """Results of a function that some threads call, a few items ahead of the caller."""
+    """Yield results of a function that several threads call, a few items ahead of the caller."""
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[Any]] = deque()
         try:

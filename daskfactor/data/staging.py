@@ -1,9 +1,9 @@
-"""A local copy of an array of many dimensions, cut so that it can be read as a matrix.
+"""Scratch copy of an array with many dimensions, stored so that parts of a matrix can be read.
 
-Chunks of such an array may cut its dimensions in any way: one longitude at all times and
-latitudes, for one. Neighbouring rows and columns of the matrix then lie in all chunks at once.
-So every chunk is read once and its pieces are put side by side in a scratch file; a part of the
-matrix is put together from the pieces that it needs.
+Chunks of such an array may cut its dimensions in any way, for example one longitude at all times
+and latitudes. Neighbouring rows and columns of the matrix are then spread over all chunks. Every
+chunk is read once, and its pieces are written next to each other to a scratch file; a part of the
+matrix is assembled from the pieces that overlap it.
 """
 
 import itertools
@@ -20,8 +20,8 @@ from daskfactor.data.storage import ArrayFile
 Box = tuple[slice, ...]
 
 
-def joined(edges: Sequence[int], longest: int) -> Iterator[slice]:
-    """Neighbouring intervals joined up to a length, at least one at a time."""
+def join_intervals(edges: Sequence[int], longest: int) -> Iterator[slice]:
+    """Yield neighbouring intervals, joined up to a length; at least one interval each time."""
     start = edges[0]
     for edge, following in zip(edges[1:], [*edges[2:], None], strict=True):
         if following is None or following - start > longest:
@@ -32,41 +32,42 @@ def joined(edges: Sequence[int], longest: int) -> Iterator[slice]:
 def boxes(
     edges: Mapping[Any, Sequence[int]], order: Sequence[Any], entries: int
 ) -> dict[Any, list[slice]]:
-    """Cut every dimension so that boxes are whole chunks, joined up to so many entries.
+    """Cut every dimension at chunk edges, so that boxes have about ``entries`` entries.
 
     Parameters
     ----------
     edges
-        Of the chunks along each dimension.
+        Edges of the chunks along each dimension.
     order
-        The dimensions as they lie in storage: the last are joined first.
+        The dimensions in storage order; chunks are joined along the last ones first.
     """
-    lengths = {dim: max(np.diff(own).tolist()) for dim, own in edges.items()}
+    lengths = {dim: max(np.diff(offsets).tolist()) for dim, offsets in edges.items()}
     parts = {}
     for dim in reversed(order):
         others = math.prod(length for other, length in lengths.items() if other != dim)
-        parts[dim] = list(joined(edges[dim], entries // max(1, others)))
+        parts[dim] = list(join_intervals(edges[dim], entries // max(1, others)))
         lengths[dim] = max(part.stop - part.start for part in parts[dim])
     return parts
 
 
-class Stage:
-    """An array whose boxes are put here once, to be read in slabs.
+class ScratchCopy:
+    """Copy of an array that is written box by box, once, and read in slabs.
 
-    A slab is a part of the first dimension of the rows and of the columns, and all of the others.
+    A slab is a part of the first dimension of the rows and of the first dimension of the columns,
+    and all of the other dimensions.
 
     Parameters
     ----------
     shape
         Sizes of the dimensions of rows, then of those of columns.
     split
-        How many dimensions are rows.
+        Number of dimensions that form the rows.
     dtype
-        Of the entries, as they are given.
+        Type of the entries.
     entries
-        About as many make a slab.
+        Approximate number of entries in a slab.
     in_memory
-        Whether it is small enough to be no file.
+        Keep the copy in memory, without a scratch file.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class Stage:
         )
         size = math.prod(shape) * dtype.itemsize
         self._file = ArrayFile(budget=size) if in_memory else ArrayFile(reserve=size)
-        self._kept: list[tuple[Box, Any]] = []
+        self._boxes: list[tuple[Box, Any]] = []
         self._finalizer = weakref.finalize(self, self._file.close)
 
     def put(self, box: Box, values: NDArray[Any]) -> None:
-        """Take over a box of the array: its pieces, slab by slab, one behind the other."""
+        """Store a box of the array, cut into the pieces that lie in different slabs."""
         flat, start = np.empty(values.size, self._dtype), 0
         for piece in self._pieces(box):
             inside = tuple(
@@ -100,44 +101,45 @@ class Stage:
             part = values[inside]
             flat[start : start + part.size] = part.reshape(-1)
             start += part.size
-        self._kept.append((box, self._file.put(flat)))
+        self._boxes.append((box, self._file.put(flat)))
 
     def read(self, above: slice, left: slice) -> NDArray[Any]:
-        """All of some of the first dimension of the rows and of some of that of the columns."""
-        wanted = [slice(0, size) for size in self._shape]
-        wanted[0], wanted[self._split] = above, left
-        found = np.empty([part.stop - part.start for part in wanted], self._dtype)
-        for box, kept in self._kept:
-            if not all(map(_meet, box, wanted)):
+        """Return the array at some places of the first row and the first column dimension."""
+        region = [slice(0, size) for size in self._shape]
+        region[0], region[self._split] = above, left
+        values = np.empty([part.stop - part.start for part in region], self._dtype)
+        for box, stored in self._boxes:
+            if not all(map(_overlap, box, region)):
                 continue
             start = 0
             for piece in self._pieces(box):
                 size = math.prod(part.stop - part.start for part in piece)
-                if all(map(_meet, piece, wanted)):
-                    values = self._file.get(kept, slice(start, start + size))
-                    self._place(found, wanted, piece, values)
+                if all(map(_overlap, piece, region)):
+                    flat = self._file.get(stored, slice(start, start + size))
+                    self._copy_overlap(values, region, piece, flat)
                 start += size
-        return found
+        return values
 
-    def _place(
-        self, found: NDArray[Any], wanted: list[slice], piece: Box, values: NDArray[Any]
+    def _copy_overlap(
+        self, out: NDArray[Any], region: list[slice], piece: Box, values: NDArray[Any]
     ) -> None:
-        """Copy the part of a piece that is wanted to its place."""
+        """Copy the part of a piece that lies in a region into an array of that region."""
         shape = [part.stop - part.start for part in piece]
-        both = [
+        overlap = [
             slice(max(p.start, w.start), min(p.stop, w.stop))
-            for p, w in zip(piece, wanted, strict=True)
+            for p, w in zip(piece, region, strict=True)
         ]
         source, target = (
             tuple(
-                slice(b.start - o.start, b.stop - o.start) for b, o in zip(both, own, strict=True)
+                slice(b.start - o.start, b.stop - o.start)
+                for b, o in zip(overlap, origin, strict=True)
             )
-            for own in (piece, wanted)
+            for origin in (piece, region)
         )
-        found[target] = values.reshape(shape)[source]
+        out[target] = values.reshape(shape)[source]
 
     def _pieces(self, box: Box) -> Iterator[Box]:
-        """The parts of a box in every slab that it meets."""
+        """Yield the parts of a box that lie in different slabs."""
         cut = [
             [
                 slice(max(low, box[axis].start), min(high, box[axis].stop))
@@ -152,6 +154,6 @@ class Stage:
             yield tuple(piece)
 
 
-def _meet(one: slice, other: slice) -> bool:
-    """Whether two intervals have anything in common."""
+def _overlap(one: slice, other: slice) -> bool:
+    """Return whether two intervals overlap."""
     return bool(one.start < other.stop and other.start < one.stop)

@@ -1,9 +1,9 @@
-"""Where the blocks of a matrix live while a run reads them: in memory, in local files, elsewhere.
+"""Storage of the blocks of a matrix during a run: in memory, in local files, or in a store.
 
-A scratch file has no name (it is unlinked as soon as it is open), so that it is gone with
-the process even if that is killed. It is read with positioned reads into a buffer of the
-thread rather than mapped, so that neither address space nor resident set grows with the
-matrix. A file for other processes has a name and is mapped, so that they share its pages.
+A scratch file has no name (it is unlinked as soon as it is open), so it disappears with the process
+even if that is killed. It is read with positioned reads into a buffer of the thread and not mapped,
+so that neither address space nor resident set grows with the matrix. A file for other processes has
+a name and is mapped, so that they share its pages.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ ALIGNMENT = 64
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PREFIX = "daskfactor-shared-"
 OLD = 60.0
-"""Seconds after which a file that nobody holds is taken to be left behind."""
+"""Age in seconds after which a file without lock counts as abandoned."""
 PAUSES = (0.1, 0.4)
 """Seconds between attempts to load a block."""
 
 
 class Extent(NamedTuple):
-    """Where an array lies in a file, and what it is."""
+    """Position, dtype and shape of an array in a file."""
 
     start: int
     dtype: str
@@ -61,20 +61,20 @@ class Extent(NamedTuple):
 class ArrayFile:
     """Arrays one after another in a local file, each at a multiple of 64 bytes.
 
-    Safe to use from several threads at once. The file is made when it is written to first,
-    and what is `put` here stays in memory as far as the budget goes.
+    Safe to use from several threads. The file is created at the first write, and arrays passed to
+    `put` stay in memory as far as the budget allows.
 
     Parameters
     ----------
     directory
-        Where a new file is made, for nobody but this user; the scratch directory by default.
+        Directory of a new file, private to this user; the scratch directory by default.
     named
-        Whether other processes can open it, by its ``path``. It is held, see `sweep`, until it
+        Let other processes open the file by its ``path``. It stays locked, see `sweep`, until it
         is closed or the process ends.
     path
-        A file that exists, to be read.
+        An existing file to read.
     reserve
-        Bytes that are taken at once, so that a full disk is noticed before the work.
+        Bytes to allocate at once, so that a full disk is noticed before the work.
     budget
         Bytes of arrays that may be kept in memory.
     """
@@ -94,14 +94,14 @@ class ArrayFile:
         self._named = named
         self._reserved = reserve
         self._left = budget
-        self._own = threading.local()
+        self._thread = threading.local()
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = open(path, "rb", buffering=0) if path else None  # noqa: PTH123, SIM115
         if named or reserve:
             self._make()
 
     def fits(self, nbytes: int) -> bool:
-        """Take so many bytes of the budget, if they are left."""
+        """Take bytes from the budget if they are left, and return whether they were."""
         with self._lock:
             fits = nbytes <= self._left
             if fits:
@@ -109,28 +109,28 @@ class ArrayFile:
             return fits
 
     def put(self, array: NDArray[Any]) -> NDArray[Any] | Extent:
-        """Keep a flat array in memory or in the file; what is returned is for `get`."""
+        """Keep a flat array in memory or in the file; pass the returned value to `get`."""
         return array if self.fits(array.nbytes) else self.append(array)
 
-    def get(self, kept: NDArray[Any] | Extent, part: slice | None = None) -> NDArray[Any]:
-        """A flat array or a part of it; the whole of one is given away, with its room."""
-        if isinstance(kept, np.ndarray):
+    def get(self, stored: NDArray[Any] | Extent, part: slice | None = None) -> NDArray[Any]:
+        """Return a flat array or a part of it; a complete array in memory is released."""
+        if isinstance(stored, np.ndarray):
             if part is None:
-                self.fits(-kept.nbytes)
-            return kept[part or slice(None)]
+                self.fits(-stored.nbytes)
+            return stored[part or slice(None)]
         if part is not None:
-            start = kept.start + part.start * np.dtype(kept.dtype).itemsize
-            kept = Extent(start, kept.dtype, (part.stop - part.start,))
-        return self.read([kept])[0]
+            start = stored.start + part.start * np.dtype(stored.dtype).itemsize
+            stored = Extent(start, stored.dtype, (part.stop - part.start,))
+        return self.read([stored])[0]
 
     def append(self, array: NDArray[Any]) -> Extent:
-        """Write an array behind what is there."""
-        extent = self.lay(array.shape, array.dtype)
+        """Write an array at the end."""
+        extent = self.reserve(array.shape, array.dtype)
         self.write(extent, array)
         return extent
 
-    def lay(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Extent:
-        """Set room aside for an array behind what is there."""
+    def reserve(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Extent:
+        """Reserve space for an array at the end."""
         with self._lock:
             if self._file is None:
                 self._make()
@@ -139,7 +139,7 @@ class ArrayFile:
         return extent
 
     def write(self, extent: Extent, entries: NDArray[Any], first: int = 0) -> None:
-        """Write entries of an array, from its ``first`` one on."""
+        """Write entries of an array, starting at its entry ``first``."""
         data = as_bytes(np.ascontiguousarray(entries))
         position = extent.start + first * entries.itemsize
         try:
@@ -149,15 +149,15 @@ class ArrayFile:
         except OSError as error:
             raise self._failed(error) from error
 
-    def read(self, extents: Sequence[Extent], again: bool = False) -> list[NDArray[Any]]:
-        """Arrays in new memory, or ``again`` in that which the thread's last such call gave."""
+    def read(self, extents: Sequence[Extent], reuse: bool = False) -> list[NDArray[Any]]:
+        """Return arrays in new memory, or with ``reuse`` in the buffer of the thread."""
         ends = np.cumsum([_aligned(extent.nbytes) for extent in extents]).tolist()
-        buffer: NDArray[np.uint8] | None = getattr(self._own, "buffer", None) if again else None
+        buffer: NDArray[np.uint8] | None = getattr(self._thread, "buffer", None) if reuse else None
         if buffer is None or buffer.size < ends[-1]:
             buffer = np.empty(ends[-1], np.uint8)
-        if again:
-            self._own.buffer = buffer
-        found = []
+        if reuse:
+            self._thread.buffer = buffer
+        arrays = []
         for extent, offset in zip(extents, [0, *ends], strict=False):
             flat = buffer[offset : offset + extent.nbytes]
             data, position = flat.data, extent.start
@@ -167,18 +167,18 @@ class ArrayFile:
                     name = self.path or f"the scratch file in {self._directory}"
                     raise StoreError(f"{name} ends too early, at byte {position}")
                 data, position = data[count:], position + count
-            found.append(flat.view(extent.dtype).reshape(extent.shape))
-        return found
+            arrays.append(flat.view(extent.dtype).reshape(extent.shape))
+        return arrays
 
     def forget(self) -> None:
-        """Give back the memory of the calling thread's reads ``again``."""
-        self._own.buffer = None
+        """Free the buffer of the calling thread."""
+        self._thread.buffer = None
 
     def map(self, extents: Sequence[Extent]) -> list[NDArray[Any]]:
-        """Arrays without a copy: pages shared with all who map the file.
+        """Return arrays without a copy, on pages shared with all processes that map the file.
 
-        Pages are copied on a write, so the arrays count as writeable (compiled
-        kernels are specialised on that) and the file cannot be changed through them.
+        Pages are copied on a write, so the arrays count as writeable (compiled kernels are
+        specialised on that) and the file cannot be changed through them.
         """
         pages = mmap.mmap(self._number, 0, access=mmap.ACCESS_COPY)
         return [
@@ -187,12 +187,12 @@ class ArrayFile:
         ]
 
     def close(self) -> None:
-        """Close it; arrays that were mapped stay valid. Can be called again."""
+        """Close the file; mapped arrays stay valid. Can be called again."""
         if self._file is not None:
             self._file.close()
 
     def remove(self) -> None:
-        """Close it and take its name away."""
+        """Close the file and delete its name."""
         self.close()
         Path(self.path).unlink(missing_ok=True)
 
@@ -214,15 +214,15 @@ class ArrayFile:
                     buffering=0, prefix="daskfactor-", dir=self._directory
                 )
             if self._reserved and hasattr(os, "posix_fallocate"):  # macOS has none
-                self._reserve(self._reserved)
+                self._allocate(self._reserved)
         except OSError as error:
             raise self._failed(error) from error
 
-    def _reserve(self, size: int) -> None:
+    def _allocate(self, size: int) -> None:
         try:
             os.posix_fallocate(self._number, 0, size)
         except OSError as error:
-            if error.errno in DISK_FULL:  # file systems that cannot reserve say something else
+            if error.errno in DISK_FULL:  # other errors: the file system cannot reserve
                 self.close()
                 raise
 
@@ -239,44 +239,43 @@ class ArrayFile:
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous array."""
+    """Return the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def scratch_directory() -> str:
-    """Where scratch files go: dask's own setting, or else the system's temporary directory."""
+    """Return dask's ``temporary-directory``, else that of the system."""
     import dask.config
 
     return str(dask.config.get("temporary-directory", None) or tempfile.gettempdir())
 
 
 def sweep(directory: str) -> None:
-    """Delete named files of processes that were killed: nobody holds them any more."""
+    """Delete named files of processes that were killed: nobody has locked them."""
     for path in Path(directory).glob(f"{PREFIX}*.blocks"):
         with contextlib.suppress(OSError), path.open("rb") as file:
-            # One that is being made is not held yet for a moment.
+            # A new file is not locked for a moment.
             if time.time() - path.stat().st_mtime > OLD:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
 
 class Storage:
-    """The blocks of a matrix, for reading by any number of threads.
+    """Blocks of a matrix, read by any number of threads.
 
-    They are put here when they are finished, or loaded when they are wanted first, and
-    decoded once. What fits in the budget stays in memory, the rest goes to a scratch file, if
-    there is room for one. A run visits all blocks in every cycle: throwing out the oldest for
-    the newest would hardly ever keep a block until its next turn, so what is kept first stays.
-    What cannot be loaded is tried again, three times in all.
+    Blocks are put here when finished, or loaded on first use and decoded once. As many as fit into
+    the budget stay in memory, the others go to a scratch file, if there is space. Blocks are never
+    evicted: a run visits all of them cyclically, so least-recently-used would evict the block
+    needed next. A failed load is retried, up to three attempts in all.
 
     Parameters
     ----------
     grid, unstored
         The grid of the blocks; None for dense ones, else "zero" or "missing", or by block.
     file
-        A file that takes all of them.
+        A file for all blocks.
     load
-        Reads and decodes one.
+        Function that reads and decodes a block.
     nbytes, budget
         Bytes of all blocks, and bytes that may be kept in memory.
     """
@@ -297,91 +296,91 @@ class Storage:
         elsewhere = "in a scratch file" if load is None else "in a store"
         self.place = "in memory" if self.in_memory else elsewhere
         self.extents: dict[BlockAddress, list[Extent]] = {}
-        self._kept: dict[BlockAddress, AnyBlock] = {}
+        self._cached: dict[BlockAddress, AnyBlock] = {}
         self._file = file or ArrayFile(budget=budget)
         self._room, self._loading = True, threading.Lock()
         self._grid = grid
         self._unstored = unstored
 
     def view(self, *bands: int) -> AnyBlock:
-        """One block; from a file it lies in memory that the thread's next call overwrites."""
-        found = self._kept.get(bands)
-        if found is not None:
-            return found
+        """Return one block; one from a file is overwritten by the thread's next call."""
+        cached = self._cached.get(bands)
+        if cached is not None:
+            return cached
         block: Any = block_at(*bands)
         if block in self.extents:
             return self._read(block)
         if self.load is None:
             raise StoreError("these blocks were closed; call as_blocks on the data again")
-        view = _tried(self.load, block)
-        with self._loading:  # of two threads that loaded the same block, one keeps it
-            if not (block in self._kept or block in self.extents):
+        view = _load_with_retries(self.load, block)
+        with self._loading:  # two threads may have loaded the same block
+            if not (block in self._cached or block in self.extents):
                 try:
                     self.put(block, view)
-                except StoreError:  # a full disk: what is in neither place is loaded again
+                except StoreError:  # a full disk: blocks that are not stored are loaded again
                     self._room = False
         return view
 
     def forget(self) -> None:
-        """Give back the memory of this thread's latest view, which ends that view."""
+        """Free the memory of this thread's latest view, which becomes invalid."""
         self._file.forget()
 
     def put(self, block: Block, view: AnyBlock) -> None:
-        """Take over one finished block."""
+        """Store one finished block."""
         arrays = view.stored
         if self._file.fits(sum(array.nbytes for array in arrays)):
-            self._kept[block] = view
+            self._cached[block] = view
         elif self._room:
             self.extents[block] = [self._file.append(array) for array in arrays]
 
     def write(self, block: Block, part: tuple[slice, slice], values: FloatArray) -> None:
-        """Take over a piece of a dense block, whose other entries mean nothing until they come."""
+        """Store a piece of a dense block; its other entries are undefined until written."""
         shape, (rows, cols) = self._grid.block_shape(block), part
         if self.in_memory:
-            if block not in self._kept:
-                self._kept[block] = BlockView(np.empty(shape, values.dtype), 0, 0, *shape)
-            self._kept[block][0][part] = values  # the array of the view
+            if block not in self._cached:
+                self._cached[block] = BlockView(np.empty(shape, values.dtype), 0, 0, *shape)
+            self._cached[block][0][part] = values  # the array of the view
             return
         if block not in self.extents:
-            self.extents[block] = [self._file.lay(shape, values.dtype)]
-        whole = values.shape[1] == shape[1]
-        for row, piece in [(rows.start, values)] if whole else enumerate(values, rows.start):
+            self.extents[block] = [self._file.reserve(shape, values.dtype)]
+        full_width = values.shape[1] == shape[1]
+        for row, piece in [(rows.start, values)] if full_width else enumerate(values, rows.start):
             self._file.write(self.extents[block][0], piece, row * shape[1] + cols.start)
 
     def map(self, file: ArrayFile, extents: Mapping[BlockAddress, list[Extent]]) -> None:
-        """Take over the blocks in a file that another process wrote, where they are."""
+        """Map the blocks in a file that another process wrote."""
         arrays = iter(file.map([extent for group in extents.values() for extent in group]))
         for block, group in extents.items():
-            self._kept[block] = self._viewed(block_at(*block), [next(arrays) for _ in group])
+            self._cached[block] = self._view_of(block_at(*block), [next(arrays) for _ in group])
         self.place = "in a file of another process"
 
     def close(self) -> None:
-        """Give back memory or disk. Can be called again."""
+        """Free memory or disk. Can be called again."""
         self.in_memory, self.place, self.load = False, "closed", None
-        self._kept.clear()
+        self._cached.clear()
         self.extents.clear()
         self._file.close()
 
     def windows(self, array: FloatArray) -> None:
-        """Take over the user's own array: blocks are windows of it and nothing is copied."""
+        """Use windows of the caller's own array as blocks, without copies."""
         for block in self._grid.all_blocks():
             rows, cols = self._grid.slices(block)
             shape = self._grid.block_shape(block)
-            self._kept[block] = BlockView(array, rows.start, cols.start, *shape)
+            self._cached[block] = BlockView(array, rows.start, cols.start, *shape)
         self.budget = 0
 
     def _read(self, block: BlockAddress) -> AnyBlock:
         try:
-            arrays = self._file.read(self.extents[block], again=True)
+            arrays = self._file.read(self.extents[block], reuse=True)
         except (OSError, ValueError) as error:
             raise StoreError(
                 f"block {tuple(block)} could not be read back from its scratch file: "
                 f"{error}; call as_blocks on the data again"
             ) from error
-        view: AnyBlock = self._viewed(block, arrays)
+        view: AnyBlock = self._view_of(block, arrays)
         return view
 
-    def _viewed(self, block: Any, arrays: list[NDArray[Any]]) -> Any:
+    def _view_of(self, block: Any, arrays: list[NDArray[Any]]) -> Any:
         if len(block) > 2:
             shape: Any = self._grid.block_shape(block)
             pointers, values, *places = arrays
@@ -393,7 +392,7 @@ class Storage:
         return SparseBlock(arrays[0], arrays[1], arrays[2], m, n, meaning == "zero")
 
 
-def _tried(load: Load, block: Block) -> AnyBlock:
+def _load_with_retries(load: Load, block: Block) -> AnyBlock:
     attempt = 0
     while True:
         try:
@@ -402,7 +401,7 @@ def _tried(load: Load, block: Block) -> AnyBlock:
             raise
         except Exception as error:
             if isinstance(error, StoreError) and error.errno is not None:
-                raise  # from a URL, where it was tried again for as long as makes sense
+                raise  # from a URL, where the read was retried already
             if attempt == len(PAUSES):
                 raise StoreError(
                     f"block {tuple(block)} could not be read in {attempt + 1} attempts: {error}"
@@ -416,11 +415,10 @@ def _aligned(nbytes: int) -> int:
 
 
 def zero_copy(array: NDArray[Any], dtype: FloatType) -> bool:
-    """Whether kernels can read this array where it is.
+    """Return whether kernels can read this array without a copy.
 
-    A read-only array is copied, because compiled kernels are specialised on
-    writable ones; a memory-mapped one is copied, because reading it would fill
-    the resident set without bound.
+    A read-only array is copied, because compiled kernels are specialised on writable ones; a
+    memory-mapped one is copied, because reading it would fill the resident set without bound.
     """
     flags = array.flags
     usable = flags.c_contiguous and flags.aligned and flags.writeable
@@ -434,7 +432,7 @@ def zero_copy(array: NDArray[Any], dtype: FloatType) -> bool:
 def block_bytes(
     grid: Grid, dtype: np.dtype[Any], n_stored: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
-    """Bytes of every decoded block, (B, B); ``n_stored`` is None for dense ones."""
+    """Return the bytes of every decoded block, (B, B); ``n_stored`` is None for dense ones."""
     if len(grid.sides) > 2 and n_stored is not None:
         first, *others = grid.sides
         each = dtype.itemsize + sum(index_type(max(side.sizes)).itemsize for side in others)
@@ -446,5 +444,5 @@ def block_bytes(
         return np.outer(rows, cols) * dtype.itemsize
     entry = np.array([index_type(n).itemsize for n in grid.cols.sizes]) + dtype.itemsize
     pointer = np.vectorize(lambda stored: pointer_type(stored).itemsize, otypes=[np.int64])
-    found: NDArray[np.int64] = n_stored * entry + (rows + 1)[:, None] * pointer(n_stored)
-    return found
+    nbytes: NDArray[np.int64] = n_stored * entry + (rows + 1)[:, None] * pointer(n_stored)
+    return nbytes

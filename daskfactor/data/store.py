@@ -8,12 +8,12 @@ A group of zarr format 3 with these attributes
     blocks            B, the number of row bands and of column bands
     dtype             "float32" or "float64"
     unstored          "zero" or "missing": what an entry that is not stored means
-    row_dim, column_dim, name, row_labels, column_labels      names, as the caller has them
+    row_dim, column_dim, name, row_labels, column_labels      names from the caller
     label_attrs, about      units and long names, of labels by their name and of the values
     statistics        total, minimum, maximum, is_integer, fingerprint
     arrays            of each array below its shape, dtype and, if it is not a stream of blocks,
                       the CRC-32 of its contents, little-endian
-    complete          true; written last, so a store without it is half a store
+    complete          true; written last, so a store without it is unfinished
     checksum          CRC-32 of all other attributes as JSON with sorted keys; written with complete
 
 and these arrays, with blocks one after another, row by row of blocks, each
@@ -51,10 +51,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.checks import one_of
-from daskfactor.data.entries import text_array
+from daskfactor.data.coo import text_array
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.icechunks import MOST_ABOVE, is_repository
-from daskfactor.data.known import Known, Labels, Layout, SourceInfo, Statistics, crc32
+from daskfactor.data.icechunks import MAX_PARENTS, is_repository
+from daskfactor.data.labels import Labels
+from daskfactor.data.statistics import DataInfo, Layout, SourceInfo, Statistics, crc32
 from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
@@ -77,37 +78,37 @@ ENTRY, START, STORED, CHECKSUM = range(4)
 """Fields of the block table."""
 STREAMS = ("values", "columns", "row_starts")
 NUMBERS = ("total", "minimum", "maximum", "is_integer", "fingerprint")
-"""What `Statistics` has that is no array."""
+"""Fields of `Statistics` that are not arrays."""
 
 NODE = "zarr.json"
 DOCUMENTS = (NODE, ".zgroup", ".zarray")
 
 SIDES = ("row", "column")
 COMPRESSIONS = {"lz4": 5, "zstd": 3, "none": 0}
-"""How hard each of the codecs works."""
-LARGEST_CHUNK = 2**24
-"""Bytes; a block of more is cut into several chunks."""
+"""Compression level of each codec."""
+MAX_CHUNK = 2**24
+"""Largest chunk in bytes; a larger block is cut into several chunks."""
 CHUNK_COST = 2**16
-"""Bytes that could be read while a chunk is found and opened."""
-SMALLEST_CHUNK = 1024
-COPIES = 3
-"""A block that is being read exists in chunks, put together and in another type."""
+"""Bytes that could be read in the time it takes to find and open a chunk."""
+MIN_CHUNK = 1024
+READ_COPIES = 3
+"""Copies of a block while it is read: in chunks, assembled and in another dtype."""
 
 Kind = Literal["blocks", "run", "array", "group", "anndata"]
-"""What a zarr directory may be: a blocked store, a run store, or what somebody else made."""
+"""Kinds of zarr directories: a blocked store, a run store, or one of other software."""
 
 
 class BlockStore:
-    """A blocked sparse store, open for reading. From any number of threads.
+    """A blocked sparse store, open for reading from any number of threads.
 
-    ``known`` is all that it says about its blocks, with the type of the values as it stores them.
+    ``known`` describes its blocks, with the dtype of the stored values.
 
     Raises
     ------
     StoreError
-        If there is no store, it cannot be read, or it was never finished.
+        If there is no store, it cannot be read, or it is unfinished.
     StoreFormatError
-        If it is something else, damaged, or of a newer version.
+        If it is not a blocked store, damaged, or of a newer version.
     """
 
     def __init__(self, location: str) -> None:
@@ -120,20 +121,20 @@ class BlockStore:
             self.unstored: str = attributes["unstored"]
             self._values, self._columns, self._starts = (self._stream(name) for name in STREAMS)
             self._table: NDArray[np.int64] = self._array("block_table")
-            self.known = self._described(attributes)
+            self.known = self._read_info(attributes)
         except DaskfactorError:
             raise
         except Exception as error:
             raise _unreadable(self.location, error) from error
 
-    def _described(self, attributes: dict[str, Any]) -> Known:
+    def _read_info(self, attributes: dict[str, Any]) -> DataInfo:
         grid = Grid(*(Bands(tuple(self._array(f"{side}_offsets").tolist())) for side in SIDES))
         if [*grid.shape] != attributes["shape"] or self._table.shape != (grid.blocks,) * 2 + (4,):
             raise ValueError("shape, offsets and block table do not agree")
         statistics = Statistics(
             n_observed=self._array("block_observed"),
-            row_observed=self._late("row_observed"),
-            col_observed=self._late("column_observed"),
+            row_observed=self._lazy_array("row_observed"),
+            col_observed=self._lazy_array("column_observed"),
             n_stored=self._table[:, :, STORED],
             **{name: attributes["statistics"][name] for name in NUMBERS},
         )
@@ -147,13 +148,13 @@ class BlockStore:
             attributes.get("about", {}),
         )
         ordered = "row_order" in (self._group if self._listed is None else self._listed)
-        orders = [self._late(f"{side}_order") for side in SIDES] if ordered else []
+        orders = [self._lazy_array(f"{side}_order") for side in SIDES] if ordered else []
         source = SourceInfo("blocks", self.location, lazy=True)
         layout = Layout(self.unstored, *orders)
-        return Known(grid, labels, statistics, source, np.dtype(attributes["dtype"]), layout)
+        return DataInfo(grid, labels, statistics, source, np.dtype(attributes["dtype"]), layout)
 
     def blocks(self, dtype: np.dtype[Any], budget: int) -> Storage:
-        """The blocks in another type, each read when it is wanted."""
+        """Return the blocks in another dtype, each read on demand."""
         grid, unstored = self.known.grid, self.unstored
         nbytes = int(block_bytes(grid, dtype, self.known.statistics.n_stored).sum())
         return Storage(
@@ -165,13 +166,13 @@ class BlockStore:
         )
 
     def read(self, row: int, col: int, dtype: DTypeLike | None = None) -> SparseBlock:
-        """Block (row, col), checked against its checksum."""
+        """Return block (row, col), verified by its checksum."""
         m, n = self.known.grid.block_shape(Block(row, col))
         entry, start, stored, checksum = self._table[row, col].tolist()
         what = f"block ({row}, {col}) of "
         if not 0 <= stored <= m * n or min(entry, start) < 0:
             raise _unreadable(self.location, ValueError("its size cannot be"), what)
-        if COPIES * stored * self.known.dtype.itemsize > available_memory():
+        if READ_COPIES * stored * self.known.dtype.itemsize > available_memory():
             raise StoreError(
                 f"{what}the store at {self.location} has {stored} entries, which take more memory "
                 "than is free; convert the data again, with more blocks"
@@ -180,12 +181,12 @@ class BlockStore:
             values = np.asarray(self._values[entry : entry + stored])
             columns = np.asarray(self._columns[entry : entry + stored])
             starts = np.asarray(self._starts[start : start + m + 1])
-        except Exception as error:  # noqa: BLE001 - every store has errors of its own
+        except Exception as error:  # noqa: BLE001 - every store raises errors of other types
             raise _unreadable(self.location, error, what) from safe_cause(error, self.location)
         if crc32((values, columns, starts)) != checksum:
-            fault = ValueError("its checksum is not what it was when it was written")
-            raise _unreadable(self.location, fault, what)
-        if not _inside(starts, columns, n):
+            mismatch = ValueError("its checksum is not what it was when it was written")
+            raise _unreadable(self.location, mismatch, what)
+        if not _is_valid_csr(starts, columns, n):
             raise _unreadable(self.location, ValueError("it has entries outside of it"), what)
         values = values if dtype is None else values.astype(dtype, copy=False)
         indptr = starts.astype(pointer_type(stored))
@@ -193,25 +194,25 @@ class BlockStore:
         return SparseBlock(indptr, indices, values, m, n, self.unstored == "zero")
 
     def _stream(self, name: str) -> Any:
-        """An array of the store, unread; its shape and type as they were written."""
+        """Return an unread array, refused if its shape or dtype differ from those written."""
         array = self._group[name]
-        about = [list(array.shape), str(array.dtype)]
-        if self._listed is not None and self._listed[name][:2] != about:
+        shape_and_type = [list(array.shape), str(array.dtype)]
+        if self._listed is not None and self._listed[name][:2] != shape_and_type:
             raise ValueError(f"{name} has another shape or type than when it was written")
         return array
 
     def _array(self, name: str) -> NDArray[Any]:
-        return np.asarray(self._late(name))
+        return np.asarray(self._lazy_array(name))
 
-    def _late(self, name: str) -> Any:
-        """An array of the store, checked a chunk at a time, to be read when it is asked for."""
+    def _lazy_array(self, name: str) -> Any:
+        """Return an array that is read on demand; its checksum is verified chunk by chunk."""
         array = self._stream(name)
         if array.nbytes > available_memory() // 2:
             raise ValueError(f"{name} has {array.nbytes} bytes, more than fit into memory")
-        found = Stored(array)
-        if self._listed is not None and self._listed[name][2] != crc32(found.pieces()):
+        lazy = LazyArray(array)
+        if self._listed is not None and self._listed[name][2] != crc32(lazy.pieces()):
             raise ValueError(f"{name} has other contents than when it was written")
-        return found
+        return lazy
 
     def _coordinates(self, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
         """Return the coordinates of one side, by name."""
@@ -226,8 +227,8 @@ class BlockStore:
         return coords
 
 
-class Stored:
-    """An array of a store, read when it is asked for: all of it, or some rows."""
+class LazyArray:
+    """Array of a store, read on demand as a whole or by rows."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -242,28 +243,28 @@ class Stored:
         return np.asarray(self._array[...], dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to other processes as the array that it is."""
+        """Pickle the array as a NumPy array."""
         return np.asarray, (np.asarray(self),)
 
     def pieces(self) -> Iterator[NDArray[Any]]:
-        """Give all of it, a chunk at a time."""
+        """Yield the array chunk by chunk."""
         for start in range(0, len(self), step := self._array.chunks[0]):
             yield np.asarray(self[start : start + step])
 
 
 class StoreWriter:
-    """A blocked store in the making: a context manager; `finish` makes the store appear.
+    """Context manager that writes a blocked store; `finish` makes the store visible.
 
-    It is made beside its place: a local one in a hidden folder, one that replaces another at a
-    URL under a name of its own. A new one at a URL is made in its place, and only its last
-    attribute makes it a store.
+    The store is written to a draft: a local one in a hidden folder, one that replaces another at a
+    URL under a name of its own. A new store at a URL is written in place, and is incomplete until
+    its last attribute is written.
 
     Raises
     ------
     OptionError
-        If ``compression`` is none of the codecs.
+        If ``compression`` is not one of the codecs.
     StoreError
-        If something is there already that may not be replaced, or another process writes there.
+        If the location exists and may not be replaced, or another process writes to it.
     """
 
     def __init__(self, location: str, compression: str = "lz4", overwrite: bool = False) -> None:
@@ -280,8 +281,8 @@ class StoreWriter:
             self._publication = Publication(self.location)
             self._target = str(self._publication.draft)
         elif self._replaced is not None:
-            beside = f"{self.location.rstrip('/')}.{uuid.uuid4().hex}.partial"
-            self._target = sibling(beside, self.location)
+            draft = f"{self.location.rstrip('/')}.{uuid.uuid4().hex}.partial"
+            self._target = sibling(draft, self.location)
         self._group: Any = None
         self._arrays: dict[str, list[Any]] = {}
 
@@ -295,12 +296,16 @@ class StoreWriter:
             self._publication.close()
 
     def begin(
-        self, grid: Grid, counts: NDArray[np.int64], dtype: np.dtype[Any], kept: float = 1.0
+        self,
+        grid: Grid,
+        counts: NDArray[np.int64],
+        dtype: np.dtype[Any],
+        unmerged_share: float = 1.0,
     ) -> None:
-        """Make the arrays for blocks of at most ``counts`` entries, of which some will be merged.
+        """Create the arrays for blocks of at most ``counts`` entries, some of which will be merged.
 
-        Room is set aside for all, and chunks that stay empty take none; chunks are as long as
-        suits blocks that keep a share ``kept`` of their entries.
+        There is space for all entries, and empty chunks take none; the chunk length suits blocks
+        that retain ``unmerged_share`` of their entries.
         """
         import zarr
 
@@ -311,25 +316,25 @@ class StoreWriter:
         entries, square = counts.ravel(), (grid.blocks, grid.blocks)
         starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
         columns = np.dtype(np.uint32 if max(grid.cols.sizes) > NARROW_COLUMNS else np.uint16)
-        merged = np.ceil(kept * entries).astype(np.int64)
+        merged = np.ceil(unmerged_share * entries).astype(np.int64)
         steps = chunk_length(merged, dtype.itemsize), chunk_length(rows, starts.itemsize)
         self._table = np.zeros((*square, 4), np.int64)
         self._totals = np.zeros(square)
         ends = []
         for field, (lengths, step) in enumerate(zip((entries, rows), steps, strict=True)):
-            whole = -(-lengths // step) * step  # each block begins on a chunk boundary
-            ends.append(max(step, int(whole.sum())))
-            self._table[..., field] = (np.cumsum(whole) - whole).reshape(square)
+            padded_lengths = -(-lengths // step) * step  # each block begins on a chunk boundary
+            ends.append(max(step, int(padded_lengths.sum())))
+            self._table[..., field] = (np.cumsum(padded_lengths) - padded_lengths).reshape(square)
         self._streams = [
             self._create(name, (ends[field],), (steps[field],), kind, self._compression)
             for name, kind, field in zip(STREAMS, (dtype, columns, starts), (0, 0, 1), strict=True)
         ]
 
     def put(self, block: Block, view: SparseBlock) -> None:
-        """Write one block. From any thread: no chunk belongs to two blocks."""
+        """Write one block. Safe from any thread: no chunk belongs to two blocks."""
         entry, start = self._table[block][:2].tolist()
-        given = zip(self._streams, (view.values, view.indices, view.indptr), strict=True)
-        parts = [data.astype(array.dtype, copy=False) for array, data in given]
+        pairs = zip(self._streams, (view.values, view.indices, view.indptr), strict=True)
+        parts = [data.astype(array.dtype, copy=False) for array, data in pairs]
         for array, at, data in zip(self._streams, (entry, entry, start), parts, strict=True):
             # Zeros up to the chunk boundary: whole chunks need not be read back.
             padded = np.pad(data, (0, -data.size % array.chunks[0]))
@@ -338,9 +343,9 @@ class StoreWriter:
         self._table[block][2:] = view.values.size, crc32(parts)
         self._totals[block] = np.nansum(view.values, dtype=np.float64)
 
-    def finish(self, known: Known) -> None:
-        """Write what is known of the whole, and make the store appear."""
-        grid, labels, statistics, _, dtype, layout = known
+    def finish(self, info: DataInfo) -> None:
+        """Write the description of the data, and make the store visible."""
+        grid, labels, statistics, _, dtype, layout = info
         small = {
             "block_table": self._table,
             "block_totals": self._totals,
@@ -371,24 +376,24 @@ class StoreWriter:
             "arrays": self._arrays,
             "complete": True,
         }
-        found = dict(self._group.attrs) | attributes
-        self._group.attrs.update(attributes | {"checksum": attributes_checksum(found)})
+        all_attributes = dict(self._group.attrs) | attributes
+        self._group.attrs.update(attributes | {"checksum": attributes_checksum(all_attributes)})
         if self._target != self.location:
-            self._appear()
+            self._publish()
 
     def abort(self) -> None:
-        """Remove what was written, as far as that is possible."""
+        """Remove the files written so far, if possible."""
         if self._group is not None:
             with contextlib.suppress(Exception):
                 files, place = file_system(self._target)
                 files.rm(place, recursive=True)
 
     def nbytes(self) -> int:
-        """Bytes that the store takes."""
+        """Return the bytes of the store."""
         return int(self._files.du(self._place))
 
     def _claim(self) -> None:
-        """Make an empty group where nothing is, by a write that fails if something is there."""
+        """Create the empty root group by a write that fails if one exists."""
         attributes = {"format": FORMAT, "format_version": FORMAT_VERSION}
         root = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
         files, place = file_system(self._target)
@@ -397,22 +402,22 @@ class StoreWriter:
             files.makedirs(place)
         try:
             files.pipe_file(file, text, mode="create")
-        except Exception as error:  # noqa: BLE001 - each file system has errors of its own
+        except Exception as error:  # noqa: BLE001 - each file system raises errors of other types
             files.invalidate_cache()
             if isinstance(error, FileExistsError) or files.exists(file):
                 raise self._exists_already() from None
-            files.pipe_file(file, text)  # many servers do not know of such writes
+            files.pipe_file(file, text)  # many servers lack exclusive writes
 
     def _check_place(self) -> bytes | None:
-        """Refuse what may not be replaced; return the root document of a store that may be."""
+        """Refuse to replace anything but a store; return the root document of that."""
         files, place = self._files, self._place
         with url_errors(self.location):
             if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
                 return None
         if not is_blocked_store(self.location):
             raise StoreError(
-                f"{self.location} exists and is no blocked store, so it is not touched; give "
-                "another name, or remove it yourself"
+                f"{self.location} exists and is not a blocked store, so it is left alone; "
+                "pass another name, or remove it yourself"
             )
         if not self._overwrite:
             raise self._exists_already()
@@ -427,7 +432,7 @@ class StoreWriter:
         )
 
     def _put(self, name: str, array: NDArray[Any]) -> None:
-        chunks = tuple(max(1, min(side, LARGEST_CHUNK // 8)) for side in array.shape)
+        chunks = tuple(max(1, min(side, MAX_CHUNK // 8)) for side in array.shape)
         made = self._create(name, array.shape, chunks, array.dtype, checksum=crc32([array]))
         if array.size:
             made[...] = array
@@ -441,7 +446,7 @@ class StoreWriter:
         compression: str = "zstd",
         checksum: int | None = None,
     ) -> Any:
-        """An array, with a checksum of each chunk; the store lists what it is to hold."""
+        """Create an array with a checksum per chunk, and list it in the attributes."""
         from zarr.codecs import BloscCodec, Crc32cCodec
 
         codecs: list[Any] = [Crc32cCodec()]
@@ -456,40 +461,44 @@ class StoreWriter:
     def _put_coordinates(
         self, side: str, coords: Mapping[str, NDArray[Any]]
     ) -> list[dict[str, str]]:
-        """Coordinates as arrays of numbers or bytes, which every zarr reader has."""
-        about = []
+        """Write coordinates as arrays of numbers or bytes, which every zarr reader supports."""
+        descriptions = []
         for number, (name, array) in enumerate(coords.items()):
             array = np.asarray(array)
-            where = f"{side}_label_{number}"
+            array_name = f"{side}_label_{number}"
             if array.dtype.kind in "OSUT":
                 raw = [x if isinstance(x, bytes) else str(x).encode() for x in array.tolist()]
-                self._put(where, np.frombuffer(b"".join(raw), np.uint8))
-                self._put(f"{where}_ends", np.cumsum([len(item) for item in raw], dtype=np.int64))
-                about.append({"name": name, "kind": "text"})
+                self._put(array_name, np.frombuffer(b"".join(raw), np.uint8))
+                self._put(
+                    f"{array_name}_ends", np.cumsum([len(item) for item in raw], dtype=np.int64)
+                )
+                descriptions.append({"name": name, "kind": "text"})
             else:
                 native = array.astype(array.dtype.newbyteorder("="))
-                self._put(where, native.view(np.int64) if native.dtype.kind in "mM" else native)
-                about.append({"name": name, "kind": native.dtype.str})
-        return about
+                self._put(
+                    array_name, native.view(np.int64) if native.dtype.kind in "mM" else native
+                )
+                descriptions.append({"name": name, "kind": native.dtype.str})
+        return descriptions
 
-    def _appear(self) -> None:
-        """Have the store take its place, now that it is whole."""
-        there = self._check_place()  # again: a conversion takes its time
+    def _publish(self) -> None:
+        """Move the finished store to its location."""
+        root_document = self._check_place()  # again: another process may have written meanwhile
         if self._publication is not None:
             self._publication.publish(self._overwrite)
             return
-        if there != self._replaced:
+        if root_document != self._replaced:
             raise StoreError(
                 f"{self.location} was written by another process meanwhile; convert again"
             )
-        # Nothing is renamed in an object store: what is whole is copied, its root last.
+        # An object store cannot rename: the finished draft is copied, its root last.
         files, new = file_system(self._target)
         root, place = new + f"/{NODE}", self._place
         try:
             with url_errors(self.location):
                 files.invalidate_cache()
                 others = [name for name in files.find(new) if name != root]
-                self._group = None  # the new one is all that there is from now on: none to abort
+                self._group = None  # from here on the draft is the only copy, so never abort
                 files.rm(place, recursive=True)
                 files.copy(others, [place + name.removeprefix(new) for name in others])
                 files.cp_file(root, place + f"/{NODE}")
@@ -503,23 +512,23 @@ class StoreWriter:
 _FILE: Final = re.compile(
     r"\.(csv|tsv|txt|dat|parquet|pq|mtx|npz|npy|nc|h5|h5ad)(\.(gz|bz2|zst))?$", re.IGNORECASE
 )
-"""Endings of files, which are no folders."""
+"""Endings of files, which are never zarr directories."""
 
 
 def zarr_kind(location: str) -> Kind | None:
-    """Tell what a zarr directory is by what it contains, whatever its name; None if it is none.
+    """Return the kind of a zarr directory by its contents; None if it is not zarr.
 
-    A run store is a group that `sample` made. A blocked store that was damaged, or never
-    finished, is one all the same: opening it says what is wrong with it.
+    A run store is a group that `sample` made. A damaged or unfinished blocked store counts as one;
+    opening it raises the specific error.
     """
     import zarr
 
-    from daskfactor.data.careful import open_zarr
+    from daskfactor.data.safe_zarr import open_zarr
 
     location = absolute(location)
     if not is_url(location):
         restore(location)
-    elif _FILE.search(location):  # nothing is asked for in vain
+    elif _FILE.search(location):  # saves requests to the server
         return None
     table = not is_url(location) and (Path(location) / "block_table").is_dir()
     if not is_url(location) and not _may_be_zarr(Path(location)):
@@ -528,9 +537,9 @@ def zarr_kind(location: str) -> Kind | None:
         node = open_zarr(location)
     except DaskfactorError as error:
         if is_url(location) and not isinstance(error, StoreFormatError):
-            raise  # it is out of reach, which does not tell what it is
+            raise  # it is out of reach, so its kind is unknown
         return "blocks" if table else None
-    except Exception:  # noqa: BLE001 - whatever its document is, it is no zarr that can be opened
+    except Exception:  # noqa: BLE001 - not a zarr that can be opened
         return "blocks" if table else None
     if isinstance(node, zarr.Array):
         return "array"
@@ -542,36 +551,36 @@ def zarr_kind(location: str) -> Kind | None:
 
 
 def _is_old_annotated(group: Any) -> bool:
-    """Return whether anndata before 0.8 wrote a group: X beside two tables, without a mark."""
+    """Return whether anndata before 0.8 wrote a group: X and two tables, without a marker."""
     import zarr
 
     if not all(name in group for name in ("X", "obs", "var")):
         return False
     tables = group["obs"], group["var"]
-    return all(isinstance(own, zarr.Group) or own.dtype.names is not None for own in tables)
+    return all(isinstance(table, zarr.Group) or table.dtype.names is not None for table in tables)
 
 
 def _may_be_zarr(place: Path) -> bool:
-    """Whether a folder has a document of zarr, or lies in a repository of Icechunk."""
+    """Return whether a folder has a zarr document, or lies in an Icechunk repository."""
     if any((place / name).is_file() for name in DOCUMENTS):
         return True
-    above = [place, *place.parents][: MOST_ABOVE + 1]
+    above = [place, *place.parents][: MAX_PARENTS + 1]
     return any(is_repository(str(one)) for one in above)
 
 
 def is_blocked_store(location: Any) -> bool:
-    """Tell whether this is the path or URL of a blocked sparse store, finished or not."""
+    """Return whether a location is the path or URL of a blocked sparse store, finished or not."""
     return isinstance(location, str | PathLike) and zarr_kind(fspath(location)) == "blocks"
 
 
 def attributes_checksum(attributes: dict[str, Any]) -> int:
-    """CRC-32 of all attributes of a store but the checksum itself."""
+    """Return the CRC-32 of all attributes of a store except the checksum."""
     others = {key: value for key, value in attributes.items() if key != "checksum"}
     return zlib.crc32(json.dumps(others, sort_keys=True).encode())
 
 
-def _inside(starts: NDArray[Any], columns: NDArray[Any], width: int) -> bool:
-    """Whether compressed rows are some: compiled kernels take them at their word."""
+def _is_valid_csr(starts: NDArray[Any], columns: NDArray[Any], width: int) -> bool:
+    """Return whether CSR arrays are valid; kernels do no bounds checks."""
     rises = bool((starts[1:] >= starts[:-1]).all())
     rises = rises and starts[0] == 0 and starts[-1] == columns.size
     return rises and (not columns.size or int(columns.max()) < width)
@@ -585,13 +594,13 @@ def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
 def _open_group(location: str) -> Any:
     import zarr
 
-    from daskfactor.data.careful import open_zarr
+    from daskfactor.data.safe_zarr import open_zarr
 
     try:
         if not is_url(location):
             restore(location)
-        found = open_zarr(location)
-        if isinstance(found, zarr.Array):
+        node = open_zarr(location)
+        if isinstance(node, zarr.Array):
             raise ValueError("it is an array")
     except DaskfactorError:
         raise
@@ -602,7 +611,7 @@ def _open_group(location: str) -> Any:
             f"no store can be opened at {location} ({error_summary(error, location)}); give the "
             "path or URL of a store that daskfactor convert made"
         ) from safe_cause(error, location)
-    return found
+    return node
 
 
 def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
@@ -633,7 +642,7 @@ def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
 
 
 def _unreadable(location: str, error: Exception, what: str = "") -> StoreError:
-    """The error for a store, or a block of it, that is damaged or cannot be reached."""
+    """Return the error for a store, or a block of it, that is damaged or out of reach."""
     if isinstance(error, DaskfactorError):
         return error if isinstance(error, StoreError) else StoreError(str(error))
     reason = f"{error}" if type(error) is ValueError else error_summary(error, location)
@@ -648,15 +657,15 @@ def _unreadable(location: str, error: Exception, what: str = "") -> StoreError:
 
 @contextlib.contextmanager
 def writing_errors(location: str) -> Iterator[None]:
-    """Trouble with a disk while a store is written, as one `StoreError`."""
+    """Raise errors of disk or network while a store is written as StoreError."""
     try:
         yield
     except DaskfactorError:
         raise
     except OSError as error:
         full = error.errno in DISK_FULL
-        told = error_summary(error, location) if is_url(location) else str(error)
-        cause = "there is no room left" if full else told
+        message = error_summary(error, location) if is_url(location) else str(error)
+        cause = "there is no room left" if full else message
         remedy = "free some room" if full else "make its place writable"
         raise StoreError(
             f"the store {location} could not be written: {cause}; nothing was left there, so "
@@ -666,17 +675,17 @@ def writing_errors(location: str) -> Iterator[None]:
         if not is_url(location):
             raise
         raise StoreError(
-            f"the store {location} could not be written: {error_summary(error, location)}; what is "
-            "there is unfinished and no store, so see that it can be reached and convert again"
+            f"the store {location} could not be written: {error_summary(error, location)}; the "
+            "store there is unfinished, so check that the location can be reached and convert again"
         ) from safe_cause(error, location)
 
 
 def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:
-    """Entries per chunk at which reading all blocks, padding included, takes least time."""
+    """Return the chunk length at which reading all blocks, with padding, takes least time."""
     largest = max(1, int(counts.max()))
-    fewest = -(-largest * itemsize // LARGEST_CHUNK)
+    fewest = -(-largest * itemsize // MAX_CHUNK)
     candidates = {-(-largest // parts) for parts in range(fewest, fewest + 32)}
-    candidates = {max(SMALLEST_CHUNK, length) for length in candidates}
+    candidates = {max(MIN_CHUNK, length) for length in candidates}
 
     def cost(length: int) -> tuple[int, int]:
         chunks = int((-(-counts // length)).sum())

@@ -1,8 +1,8 @@
-"""Tables as files: lines of row key, column key and value, read in pieces; and dense ones.
+"""Tables in files: lines of row key, column key and value, read in pieces; and dense tables.
 
-A table of entries has a column of row keys, one of column keys and, unless its lines are
-only counted, one of values. Keys are whole numbers or texts. A dense table has a line of
-numbers for each row of the matrix.
+A long table has a column of row keys, one of column keys and, unless its lines are only counted,
+one of values. Keys are whole numbers or texts. A dense table has a line of numbers for each row of
+the matrix.
 """
 
 import difflib
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
+from daskfactor.data.coo import PIECE, Keys, Piece
 from daskfactor.data.dialects import (
     MISSING,
     UNIT,
@@ -34,8 +35,8 @@ from daskfactor.data.dialects import (
     readable,
     unreadable,
 )
-from daskfactor.data.entries import PIECE, Keys, Piece
-from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
+from daskfactor.data.statistics import SourceInfo
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.urls import (
     file_system,
@@ -48,28 +49,29 @@ from daskfactor.urls import (
 Column = str | int
 
 CSV_BLOCK = 2**24
-MOST_LISTED = 20
+MAX_LISTED = 20
 COUNTED = 0.0, 1.0
-"""Numbers that positions of columns begin with."""
+"""First numbers of column names that are mere positions."""
 _CODE = re.compile(r"0\d+")
 _NO_GENES = re.compile(
     r"__(no_feature|ambiguous|too_low_aQual|not_aligned|alignment_not_unique)"
     r"|N_(unmapped|multimapping|noFeature|ambiguous)|_total_\w+"
 )
-"""Names of rows in which HTSeq, STAR and QoRTs count reads of no gene."""
+"""Row names under which HTSeq, STAR and QoRTs count reads without a gene."""
 INDEX_LEVEL = "__index_level_"
-"""What names of columns begin with in which pandas stores an index without a name."""
+"""Prefix of the column in which pandas stores an unnamed index."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to read of a file.
+class ReadOptions:
+    """Options that select what to read of an input.
 
-    Columns of a table are names, positions from 0, or None for the usual ones; ``values`` False
-    counts lines. ``header`` says whether the first line of a CSV file holds names; None finds
-    out. ``layer`` is one of an AnnData, in place of X, and ``mask_var`` chooses variables of it.
-    ``table`` says whether a table has a line for each entry, or one for each row of a matrix;
-    None goes by whether columns are named. ``storage_options`` tell how a URL is reached.
+    Columns of a table are names, positions from 0, or None for the default ones; ``values`` False
+    counts lines. ``header`` is True if the first line of a CSV file holds names; None detects it.
+    ``layer`` is a layer of an AnnData, in place of X, and ``mask_var`` selects its variables.
+    ``table`` is True for a table with a line for each entry, and False for one with a line for each
+    row of a matrix; None decides by whether columns are named. ``storage_options`` are those of
+    fsspec for a URL.
     """
 
     rows: Any = None
@@ -82,18 +84,17 @@ class Wanted:
     storage_options: Any = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Wanted":
-        """Those of some options that say what to read."""
-        return cls(**{name: options.get(name) for name in cls.__dataclass_fields__})
+    def of(cls, reading: Mapping[str, Any]) -> "ReadOptions":
+        """Return those of some keyword arguments that are read options."""
+        return cls(**{name: reading.get(name) for name in cls.__dataclass_fields__})
 
 
-class Look(NamedTuple):
-    """Names of the columns of a table in a file.
+class TableColumns(NamedTuple):
+    """Columns of a table in a file.
 
-    ``labelled`` says whether its rows have labels besides; ``has_keys`` whether the first two
-    columns may be keys; ``header`` whether the first line holds
-    the names, if this has to be told; ``fault`` what is wrong with one of the first lines, whatever
-    the table is.
+    ``labelled`` is True if rows have labels besides; ``has_keys`` if the first two columns may be
+    keys. ``header`` is the option to read the file with. ``fault`` describes an error in one of the
+    first lines.
     """
 
     names: list[str]
@@ -103,8 +104,8 @@ class Look(NamedTuple):
     fault: str | None = None
 
 
-def open_parquet(location: str, wanted: Wanted) -> Source:
-    """A Parquet file, or a folder of them in the order of their names."""
+def open_parquet(location: str, options: ReadOptions) -> Source:
+    """Return the source of a Parquet file, or of a folder of them in the order of their names."""
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
 
@@ -115,7 +116,7 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
         entries = sum(pq.read_metadata(path_or_file(path)).num_rows for path in paths)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
-    names = chosen_columns(location, schema.names, wanted)
+    names = chosen_columns(location, schema.names, options)
     _check_types(pa, location, names, schema)
     texts = [name for name in names[:2] if _is_text(pa, schema.field(name).type)]
 
@@ -135,8 +136,8 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     return Source(info, labels=labels, pieces=pieces, entries=entries, merges=True)
 
 
-def open_csv(location: str, wanted: Wanted) -> Source:
-    """A CSV, TSV or other delimited text file, compressed or not.
+def open_csv(location: str, options: ReadOptions) -> Source:
+    """Return the source of a CSV, TSV or other delimited text file, compressed or not.
 
     Keys of a column are whole numbers if those of the first block of lines are, else texts.
 
@@ -151,10 +152,12 @@ def open_csv(location: str, wanted: Wanted) -> Source:
     dialect = dialect_of(location)
     if not dialect.lines:
         raise DataError(f"{location} is empty; a table with columns of keys is needed")
-    header, given = _names_of(dialect, wanted)
-    if len(set(given)) < len(given):
-        raise DataError(f"{location} has two columns of one name in its header: {', '.join(given)}")
-    names = chosen_columns(location, given, wanted)
+    header, all_names = _names_of(dialect, options)
+    if len(set(all_names)) < len(all_names):
+        raise DataError(
+            f"{location} has two columns of one name in its header: {', '.join(all_names)}"
+        )
+    names = chosen_columns(location, all_names, options)
     # Keys are read as they are written: 007 is not 7.
     types = dict.fromkeys(names[2:], pa.float64())
     types |= dict.fromkeys(names[:2], pa.dictionary(pa.int32(), pa.string()))
@@ -172,7 +175,9 @@ def open_csv(location: str, wanted: Wanted) -> Source:
             with readable(location), plain(location) as file:
                 for block in blocks_of_text(file, dialect, CSV_BLOCK):
                     shape = arrow.ReadOptions(
-                        block_size=max(CSV_BLOCK, len(block)), column_names=given, skip_rows=skipped
+                        block_size=max(CSV_BLOCK, len(block)),
+                        column_names=all_names,
+                        skip_rows=skipped,
                     )
                     skipped = 0
                     with arrow.open_csv(pa.BufferReader(block), shape, parse, convert) as reader:
@@ -181,14 +186,14 @@ def open_csv(location: str, wanted: Wanted) -> Source:
         except pa.ArrowInvalid as error:
             raise unreadable(location, error) from error
 
-    named = header or dialect.names is not None
-    labels = Labels(*usable_dims(*names[:2])) if named else Labels()
+    has_names = header or dialect.names is not None
+    labels = Labels(*usable_dims(*names[:2])) if has_names else Labels()
     info = SourceInfo("csv", location, lazy=True)
     return Source(info, labels=labels, pieces=pieces, merges=True)
 
 
-def look_at_parquet(location: str, wanted: Wanted) -> Look:
-    """Find the columns of a Parquet file; an index that pandas wrote holds labels of rows."""
+def inspect_parquet(location: str, options: ReadOptions) -> TableColumns:
+    """Return the columns of a Parquet file; a stored pandas index holds labels of rows."""
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
 
@@ -199,26 +204,26 @@ def look_at_parquet(location: str, wanted: Wanted) -> Look:
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
     index = (schema.pandas_metadata or {}).get("index_columns", [])
-    labelled = any(isinstance(own, str) for own in index)
+    labelled = any(isinstance(level, str) for level in index)
     names = [name for name in schema.names if not name.startswith(INDEX_LEVEL)]
     types = [schema.field(name).type for name in names[:2]]
     repeats = batch is not None and len(batch.column(0).unique()) < len(batch)
     has_keys = repeats or any(map(pa.types.is_integer, types[:1]))
     has_keys = has_keys and not any(map(pa.types.is_floating, types))
-    return Look(names, labelled, has_keys)
+    return TableColumns(names, labelled, has_keys)
 
 
-def look_at_csv(location: str, wanted: Wanted) -> Look:
-    """Find the columns of a text file, by its first lines."""
+def inspect_csv(location: str, options: ReadOptions) -> TableColumns:
+    """Return the columns of a text file, by its first lines."""
     dialect = dialect_of(location)
     if not dialect.lines:
         raise DataError(f"{location} is empty")
-    header, names = _names_of(dialect, wanted)
+    header, names = _names_of(dialect, options)
     width = len(names)
-    # Writers of matrices leave the corner above the names of rows empty, or out.
+    # The corner above the row names may be empty, or missing altogether.
     lines = [dialect.fields(line) for line in dialect.lines if line.strip()][header:]
     first = [line[0] for line in lines]
-    # pandas writes the index as a column without a name: no labels where it just counts lines.
+    # pandas writes its index as an unnamed column; a mere numbering is not a label.
     counts = header and not names[0] and first == [str(at) for at in range(len(lines))]
     counts = counts and not _counts_up(names[1:])
     corner = (not names[0] and not counts) or any(len(line) == width + 1 for line in lines)
@@ -228,18 +233,20 @@ def look_at_csv(location: str, wanted: Wanted) -> Look:
     has_keys = has_keys and all(two.isdecimal() or not is_number(two) for _, two in pairs)
     if _describes_genes(names):
         names, corner = [names[0], *names[6:]], True
-    told = None if dialect.names is not None and wanted.header is None else header
+    header_option = None if dialect.names is not None and options.header is None else header
     split = dialect.split(iter(dialect.lines))
-    faults = (fault_of(location, dialect.skipped + line, own, width) for line, own in split)
-    return Look(names, header and corner, has_keys, told, next(filter(None, faults), None))
+    faults = (fault_of(location, dialect.skipped + line, fields, width) for line, fields in split)
+    return TableColumns(
+        names, header and corner, has_keys, header_option, next(filter(None, faults), None)
+    )
 
 
-def _names_of(dialect: Dialect, wanted: Wanted) -> tuple[bool, list[str]]:
+def _names_of(dialect: Dialect, options: ReadOptions) -> tuple[bool, list[str]]:
     """Return whether the first line of a text table holds names, and the names of all columns."""
     first = dialect.fields(dialect.lines[0])
-    if dialect.names is not None and wanted.header is None:
+    if dialect.names is not None and options.header is None:
         return False, dialect.names
-    if _has_header(first, wanted):
+    if _has_header(first, options):
         return True, first
     return False, [f"f{at}" for at in range(len(first))]
 
@@ -250,14 +257,13 @@ def _describes_genes(header: Sequence[str]) -> bool:
 
 
 def read_table(location: str | PathLike[str]) -> Any:
-    """A table of numbers as text; a header line and a column of row names are recognised.
+    """Read a table of numbers from text, with or without header and row names.
 
-    Empty fields, ``NA``, ``NaN``, ``null``, ``none`` and ``?`` are missing cells. A first line
-    with anything that is no number, its first field aside, is a header, and so is one whose first
-    field is empty and whose others are numbers that rise, such as positions, years or wavelengths,
-    or that counts from 0 on;
-    a first column whose header is empty, or that holds anything that is no number or begins with
-    0 as codes do, holds the row names.
+    Empty fields, ``NA``, ``NaN``, ``null``, ``none`` and ``?`` are missing cells. A first line is a
+    header if a field other than the first is not a number; or if its first field is empty and the
+    others are rising numbers, such as positions, years or wavelengths; or if it counts from 0. A
+    first column holds row names if its header is empty, if a field of it is not a number, or if a
+    field begins with 0 as codes do.
 
     Returns
     -------
@@ -280,7 +286,7 @@ def read_table(location: str | PathLike[str]) -> Any:
             f"columns Chr to Length of {location} describe its genes, and are left out", DataWarning
         )
         lines = [(line, [*fields[:1], *fields[6:]]) for line, fields in lines]
-    # A first field that is no number may as well be the name of the first row.
+    # A first field that is not a number may also be the name of the first row.
     tell_tale = lines[0][1][1:] or lines[0][1]
     by_numbers = _names_by_numbers(lines[0][1])
     if by_numbers and float(lines[0][1][1]) not in COUNTED:
@@ -305,10 +311,12 @@ def read_table(location: str | PathLike[str]) -> Any:
         if len(fields) != width:
             raise DataError(fault_of(str(location), line, fields, width))
     corner = header is not None and len(header) == width
-    named = bool(corner and header and not header[0])
+    has_row_names = bool(corner and header and not header[0])
     first = [fields[0] for _, fields in lines]
-    named = named or not all(is_number(field) or has_decimal_comma(field) for field in first)
-    if not named and width > 1 and all(map(is_number, first)):
+    has_row_names = has_row_names or not all(
+        is_number(field) or has_decimal_comma(field) for field in first
+    )
+    if not has_row_names and width > 1 and all(map(is_number, first)):
         others = (field for _, fields in lines for field in fields[1:])
         if any(map(_CODE.fullmatch, first)) and not any(map(_CODE.fullmatch, others)):
             warn(
@@ -316,23 +324,23 @@ def read_table(location: str | PathLike[str]) -> Any:
                 "begins with 0 as codes do; if it is data, write its numbers without leading zeros",
                 DataWarning,
             )
-            named = True
-    summaries = [bool(named and _NO_GENES.fullmatch(name)) for name in first]
+            has_row_names = True
+    summaries = [bool(has_row_names and _NO_GENES.fullmatch(name)) for name in first]
     if any(summaries) and not all(summaries):
         warn(
-            f"{sum(summaries)} rows of {location} are no genes but summaries of HTSeq or STAR "
+            f"{sum(summaries)} rows of {location} are not genes but summaries of HTSeq or STAR "
             f"({first[summaries.index(True)]}, ...), and are left out",
             DataWarning,
         )
         lines = [line for line, gone in zip(lines, summaries, strict=True) if not gone]
         first = [name for name, gone in zip(first, summaries, strict=True) if not gone]
     mark = dialect.separator
-    values = np.array([numbers(str(location), *line, int(named), mark) for line in lines])
+    values = np.array([numbers(str(location), *line, int(has_row_names), mark) for line in lines])
     row_dim, col_dim = DEFAULT_DIMS
-    names: dict[str, Any] = {row_dim: first} if named else {}
+    names: dict[str, Any] = {row_dim: first} if has_row_names else {}
     if header is not None:
         # Some writers leave the corner above the row names out altogether.
-        names[col_dim] = header[int(named and corner) :]
+        names[col_dim] = header[int(has_row_names and corner) :]
         if len(names[col_dim]) != values.shape[1]:
             raise DataError(
                 f"{location} has {len(names[col_dim])} names in its header, "
@@ -342,7 +350,7 @@ def read_table(location: str | PathLike[str]) -> Any:
 
 
 def parquet_files(location: str) -> list[str]:
-    """The file itself, or those of a folder; what begins with a dot or underscore is no data."""
+    """Return the file itself, or the Parquet files of a folder; hidden files are skipped."""
     system, path = file_system(location)
     with url_errors(location):
         if not system.exists(path):
@@ -350,28 +358,28 @@ def parquet_files(location: str) -> list[str]:
         if not system.isdir(path):
             return [location]
         everything = sorted(system.find(path)) if has_parquet(system, path) else []
-    found = list(filter(_is_parquet, everything))
-    if not found:
+    files = list(filter(_is_parquet, everything))
+    if not files:
         raise DataError(
             f"there is no .parquet file in {location} or in folders such as year=2026 in it; pass "
             "the folder that has the files"
         )
     if not is_url(location):
-        return found
-    return [sibling(system.unstrip_protocol(name), location) for name in found]
+        return files
+    return [sibling(system.unstrip_protocol(name), location) for name in files]
 
 
 def has_parquet(system: Any, folder: str) -> bool:
-    """Look for Parquet files in a folder, or in one ``key=value`` in it, and in no others.
+    """Return whether a folder, or a ``key=value`` folder in it, holds Parquet files.
 
-    The folder may be the root of all files.
+    Other folders are not searched: the folder may be the root of a file system.
     """
     try:
-        inside = {own["name"]: own["type"] for own in system.ls(folder, detail=True)}
+        entries = {item["name"]: item["type"] for item in system.ls(folder, detail=True)}
     except OSError:
         return False
-    parts = [name for name, kind in inside.items() if kind == "directory" and "=" in _last(name)]
-    return any(map(_is_parquet, inside)) or any(has_parquet(system, part) for part in parts)
+    parts = [name for name, kind in entries.items() if kind == "directory" and "=" in _last(name)]
+    return any(map(_is_parquet, entries)) or any(has_parquet(system, part) for part in parts)
 
 
 def _is_parquet(name: str) -> bool:
@@ -382,22 +390,22 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def _has_header(first: list[str], wanted: Wanted) -> bool:
-    """Whether the first line holds names: it does if a number is not where one should be."""
-    if wanted.header is not None:
-        return wanted.header
-    if any(isinstance(column, str) for column in (wanted.rows, wanted.columns, wanted.values)):
+def _has_header(first: list[str], options: ReadOptions) -> bool:
+    """Return whether the first line holds names: a number is missing where one belongs."""
+    if options.header is not None:
+        return options.header
+    if any(isinstance(column, str) for column in (options.rows, options.columns, options.values)):
         return True
     if _names_by_numbers(first):
         return True
-    if wanted.values is not False and len(first) > 2:
-        place = wanted.values if type(wanted.values) is int else 2
+    if options.values is not False and len(first) > 2:
+        place = options.values if type(options.values) is int else 2
         return not (place < len(first) and is_number(first[place]))
     return not all(is_number(field) for field in first)
 
 
 def _names_by_numbers(first: Sequence[str]) -> bool:
-    """Whether a first line names columns by numbers: behind an empty corner they rise."""
+    """Return whether a first line names columns by rising numbers after an empty corner."""
     if len(first) < 2 or first[0] or not all(map(is_number, first)):
         return False
     behind = list(map(number, first[1:]))
@@ -406,55 +414,55 @@ def _names_by_numbers(first: Sequence[str]) -> bool:
 
 
 def _counts_up(first: Sequence[str]) -> bool:
-    """Whether a line is 0, 1, 2 and so on, which pandas writes where columns have no names."""
+    """Return whether a line is 0, 1, 2, ..., which pandas writes for unnamed columns."""
     return len(first) > 2 and list(first) == [str(at) for at in range(len(first))]
 
 
-def chosen_columns(location: str, given: Sequence[str], wanted: Wanted) -> list[str]:
-    """Return the names of the columns of row and column keys, and of values unless lines count.
+def chosen_columns(location: str, all_names: Sequence[str], options: ReadOptions) -> list[str]:
+    """Return the names of the columns of row keys, column keys and, unless lines count, values.
 
-    Left out, they are the first ones that have a name: an index that was written has none.
+    The defaults are the first columns with a name: a written index has none.
     """
-    first = int(len(given) > 1 and not given[0])
-    names = [_column(location, given, wanted.rows, first, "rows")]
-    names.append(_column(location, given, wanted.columns, first + 1, "columns"))
-    values = None if wanted.values is True else wanted.values
-    if not (values is False or (values is None and len(given) == first + 2)):
-        names.append(_column(location, given, values, first + 2, "values"))
+    first = int(len(all_names) > 1 and not all_names[0])
+    names = [_column(location, all_names, options.rows, first, "rows")]
+    names.append(_column(location, all_names, options.columns, first + 1, "columns"))
+    values = None if options.values is True else options.values
+    if not (values is False or (values is None and len(all_names) == first + 2)):
+        names.append(_column(location, all_names, values, first + 2, "values"))
     if len(set(names)) < len(names):
         raise OptionError(
             f"rows, columns and values need different columns, got {', '.join(names)}; "
-            f"{location} has {_listing(given)}"
+            f"{location} has {_listing(all_names)}"
         )
     return names
 
 
 def _column(
-    location: str, given: Sequence[str], choice: Column | None, usual: int, role: str
+    location: str, all_names: Sequence[str], choice: Column | None, usual: int, role: str
 ) -> str:
-    place = usual if choice is None else choice
-    if isinstance(place, str):
-        if place in given:
-            return place
-        if place.isdigit() and int(place) < len(given):
-            return given[int(place)]
-        near = difflib.get_close_matches(place, given, 1, 0.5)
+    position = usual if choice is None else choice
+    if isinstance(position, str):
+        if position in all_names:
+            return position
+        if position.isdigit() and int(position) < len(all_names):
+            return all_names[int(position)]
+        near = difflib.get_close_matches(position, all_names, 1, 0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise DataError(
-            f"{location} has no column {place!r} for {role}; {hint}it has {_listing(given)}"
+            f"{location} has no column {position!r} for {role}; {hint}it has {_listing(all_names)}"
         )
-    if not 0 <= place < len(given):
+    if not 0 <= position < len(all_names):
         raise DataError(
-            f"{location} has no column at position {place} for {role}; it has {_listing(given)}; "
-            "choose columns with rows, columns and values"
+            f"{location} has no column at position {position} for {role}; it has "
+            f"{_listing(all_names)}; choose columns with rows, columns and values"
         )
-    return given[place]
+    return all_names[position]
 
 
-def _listing(given: Sequence[str]) -> str:
-    shown = ", ".join(given[:MOST_LISTED])
-    more = f" and {len(given) - MOST_LISTED} more" if len(given) > MOST_LISTED else ""
-    return f"the columns {shown}{more}" if len(given) > 1 else f"the single column {shown}"
+def _listing(all_names: Sequence[str]) -> str:
+    listing = ", ".join(all_names[:MAX_LISTED])
+    more = f" and {len(all_names) - MAX_LISTED} more" if len(all_names) > MAX_LISTED else ""
+    return f"the columns {listing}{more}" if len(all_names) > 1 else f"the single column {listing}"
 
 
 def _check_types(pa: Any, location: str, names: list[str], schema: Any) -> None:
@@ -476,7 +484,7 @@ def _check_types(pa: Any, location: str, names: list[str], schema: Any) -> None:
 
 
 def _times(pa: Any, dim: str, column: Any) -> dict[str, NDArray[Any]]:
-    """An empty coordinate of the type that labels of a column of dates or times get; or none."""
+    """Return an empty coordinate of the label dtype for a date or time column, else none."""
     kind = column.type
     unit = "s" if pa.types.is_date(kind) else getattr(kind, "unit", "")
     timed = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
@@ -495,7 +503,7 @@ def _piece(
     names: list[str],
     written: dict[str, str] | None = None,
 ) -> Piece:
-    """Entries of a batch; ``written`` is what keys of a text file are found to be, by column."""
+    """Return the entries of a batch; ``written`` collects key types of a text file by column."""
     rows, cols = (
         _keys(location, name, batch.column(name))
         if written is None
@@ -508,12 +516,12 @@ def _piece(
 
 
 def _written_keys(location: str, name: str, array: Any, written: dict[str, str]) -> Keys:
-    """Keys of a text file: whole numbers if all of its column are written as numbers are.
+    """Return keys of a text file: whole numbers if all of the column look like them.
 
     Raises
     ------
     DataError
-        If those before were, and these are not.
+        If earlier keys were whole numbers, and these are not.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -521,19 +529,19 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
     texts = array.dictionary
     if written.get(name) != "text":
         trimmed = pc.utf8_trim_whitespace(texts)
-        whole = pc.match_substring_regex(trimmed, r"^(0|-?[1-9][0-9]{0,18})$")
+        is_integer = pc.match_substring_regex(trimmed, r"^(0|-?[1-9][0-9]{0,18})$")
         nothing = pc.is_in(trimmed, pa.array(MISSING))
-        if pc.all(pc.or_(whole, nothing), min_count=0).as_py():
+        if pc.all(pc.or_(is_integer, nothing), min_count=0).as_py():
             if pc.any(nothing, min_count=0).as_py():
                 count = int(nothing.to_numpy(zero_copy_only=False)[array.indices.to_numpy()].sum())
                 raise _without_key(location, name, count)
             numbers = _as_integers(trimmed)
             if numbers is not None:
                 written[name] = "number"
-                found: Keys = numbers[array.indices.to_numpy()]
-                return found
+                keys: Keys = numbers[array.indices.to_numpy()]
+                return keys
         if written.get(name) == "number":
-            others = texts.filter(pc.invert(pc.or_(whole, nothing))).to_pylist()
+            others = texts.filter(pc.invert(pc.or_(is_integer, nothing))).to_pylist()
             text = others[0] if others else max(texts.to_pylist(), key=len)
             raise DataError(
                 f"the key column {name!r} of {location} begins with whole numbers and has the text "
@@ -548,7 +556,7 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
 
 
 def _as_integers(texts: Any) -> NDArray[np.int64] | None:
-    """Texts of digits as numbers; None if they are too large."""
+    """Return texts of digits as numbers; None if they are too large."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -585,11 +593,11 @@ def _keys(location: str, name: str, array: Any) -> Keys:
 
 
 def _values(array: Any) -> NDArray[Any]:
-    """Numbers, NaN where there is nothing."""
+    """Return the values of a column, NaN where empty."""
     import pyarrow as pa
 
     plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if array.null_count or not plain:
         array = array.cast(pa.float64())
-    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return found.astype(np.float32) if found.dtype == np.float16 else found
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values.astype(np.float32) if values.dtype == np.float16 else values

@@ -1,11 +1,11 @@
-"""Tensors: arrays of three or more axes by their observed entries, on a grid of blocks.
+"""Tensors: the observed entries of arrays with three or more axes, on a grid of blocks.
 
-Every axis is cut into B bands, and a block is where one of each meets: compressed by the first
-axis, with the places along all others. A dense array is kept by its observed entries, too, since
-work and memory go by what is observed.
+Every axis is cut into B bands, and a block is the intersection of one band per axis, compressed by
+the first axis, with coordinates along all others. A dense array is stored by its observed entries,
+too, because work and memory are proportional to these.
 
-Results hold two factors, W of the first axis and H of all others, one axis behind another. So
-does everything here that has a number for each row or column: counts, labels, orders.
+Results hold two factors, W of the first axis and H of all other axes, one after another. Everything
+here with a number for each row or column has this form, too: counts, labels, orders.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import decoded, decoder, meaning_of_fill, zarr_array
+from daskfactor.data.adapters import decoded, decoder, unstored_of_fill, zarr_array
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.frames import is_frame
+from daskfactor.data.coupled import SIDES, JointLabels, stacked_labels
 from daskfactor.data.grid import (
     STORED_ENTRY,
     WORTHWHILE_BLOCK,
@@ -30,18 +30,17 @@ from daskfactor.data.grid import (
     checked_blocks,
     inverse,
 )
-from daskfactor.data.joined import SIDES, JointLabels, stacked_labels
-from daskfactor.data.known import (
-    RESERVED,
-    Known,
-    Labels,
+from daskfactor.data.labels import RESERVED, Labels
+from daskfactor.data.long_tables import is_frame
+from daskfactor.data.sources import checked_options
+from daskfactor.data.statistics import (
+    DataInfo,
     Layout,
     SourceInfo,
     Statistics,
     check_dtype,
     refuse_unobserved,
 )
-from daskfactor.data.sources import checked_options
 from daskfactor.data.storage import Storage, as_bytes
 from daskfactor.errors import DataError, OptionError
 from daskfactor.kernels.views import TensorBlock, index_type, pointer_type
@@ -49,17 +48,17 @@ from daskfactor.machine import memory_budget
 from daskfactor.random import MAX_FACTORS
 
 Index = NDArray[np.int64]
-LARGEST_BLOCK = 2**23
-"""Entries of a block beyond which more bands are worth their price."""
-USUAL_BANDS, MOST_BANDS = 4, 16
+MAX_BLOCK = 2**23
+"""Entries of a block above which more bands pay off."""
+USUAL_BANDS, MAX_BANDS = 4, 16
 UNEVEN = 1.5
-"""Largest block over the mean from which on indices are dealt out evenly."""
+"""Largest block over the mean, above which indices are permuted to balance blocks."""
 NAMES = "axis_{}"
-"""Names of axes that have none."""
+"""Default names of axes."""
 
 
 class Entries(NamedTuple):
-    """The entries of an array that are stored: places along each axis, values, and labels."""
+    """Stored entries of an array: positions along each axis, values, and labels."""
 
     shape: tuple[int, ...]
     places: list[Index]
@@ -71,12 +70,12 @@ class Entries(NamedTuple):
 
 
 class TensorData(BlockedData):
-    """A tensor on its blocks.
+    """Tensor on its blocks.
 
     Attributes
     ----------
     names
-        Of the axes.
+        Names of the axes.
     labels_of
         Labels of the axes that have any, by name.
     """
@@ -86,7 +85,7 @@ class TensorData(BlockedData):
 
     @cached_property
     def placed(self) -> dict[str, Any]:
-        """What results keep of it, as JSON can have it: where each factor is, and its bands."""
+        """Return the position of each factor and its bands, as results keep them."""
         axes, starts = self.grid.sides, (0, *self.grid.starts)  # type: ignore[attr-defined]
         return {
             "relations": [],
@@ -95,21 +94,21 @@ class TensorData(BlockedData):
                 name: {
                     "side": min(n, 1),
                     "span": [starts[n] if n else 0, (starts[n] if n else 0) + side.size],
-                    **_told(self.labels_of.get(name)),
+                    **_label_dict(self.labels_of.get(name)),
                 }
                 for n, (name, side) in enumerate(zip(self.names, axes, strict=True))
             },
         }
 
     def missing_cells(self) -> Any:
-        """Refuse: those of a tensor are too many as a rule."""
+        """Refuse to list missing cells, of which a tensor usually has too many."""
         raise OptionError(
             "missing cells of a tensor are named by their places, for example "
             "monitor=(i, j, k), one array for each axis"
         )
 
     def describe(self) -> str:
-        """One line for logs: shape, what is stored, grid, type and place."""
+        """Return one line for logs: shape, stored entries, grid, type and place."""
         sizes = " x ".join(str(side.size) for side in self.grid.sides)
         stored = int(self.n_stored.sum())
         return (
@@ -142,10 +141,10 @@ def as_tensor(
     dtype, memory_limit, allow_empty
         As for `as_blocks`.
     unstored
-        What entries mean that a sparse array does not store: ``"zero"`` (the default) or
+        Meaning of entries that a sparse array does not store: ``"zero"`` (the default) or
         ``"missing"``.
     names
-        Of the axes, in place of those that the array has.
+        Names of the axes, in place of those of the array.
     **others
         Other options of `as_blocks`: they are refused unless they are None or False.
 
@@ -157,7 +156,7 @@ def as_tensor(
     Raises
     ------
     DataError, OptionError, StoreError
-        If they cannot be used.
+        If data or options cannot be used.
 
     Examples
     --------
@@ -168,15 +167,15 @@ def as_tensor(
     >>> [side.size for side in data.grid.sides]
     [8, 6, 5]
     """
-    for name, own in others.items():
-        if own is not None and own is not False:
+    for name, value in others.items():
+        if value is not None and value is not False:
             raise OptionError(f"{name} cannot be given for a tensor; leave it out")
     kind = checked_options(dtype, unstored)
     if isinstance(V, BlockedData):
         if not isinstance(V, TensorData):
             raise DataError("these are blocks of a matrix; a CP model takes three or more axes")
         return V
-    entries = _checked(entries_of(V, unstored), names)
+    entries = _check_tensor(entries_of(V, unstored), names)
     entries = entries._replace(values=entries.values.astype(kind, copy=False))
     grid = _grid(entries, blocks)
     orders = _orders(entries, grid)
@@ -189,21 +188,21 @@ def as_tensor(
         for block, view in _cut(entries, grid, positions):
             storage.put(block, view)  # type: ignore[arg-type]
             builder.scan(block, view)
-        known = builder.finish(_stacked_orders(orders, grid), kind)
-        refuse_unobserved(known, allow_empty)
-        made = TensorData(known, storage)
+        info = builder.finish(_stacked_orders(orders, grid), kind)
+        refuse_unobserved(info, allow_empty)
+        data = TensorData(info, storage)
     except BaseException:
         storage.close()
         raise
-    made.names, made.labels_of = entries.names, entries.labels
-    return made
+    data.names, data.labels_of = entries.names, entries.labels
+    return data
 
 
-# -- what is read ---------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------
 
 
 def entries_of(V: Any, unstored: str | None) -> Entries:
-    """Read an array, whatever holds it, by its stored entries."""
+    """Return the stored entries of an array of any kind."""
     if is_frame(V):
         raise DataError(
             "a table is no tensor: make one of its keys and values, for example by "
@@ -211,9 +210,9 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
         )
     if hasattr(V, "dims") and hasattr(V, "coords") and hasattr(V, "data"):
         V = decoded(V)
-        found, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
+        entries, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
         labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
-        return found._replace(names=dims, labels=labels, kind="xarray")
+        return entries._replace(names=dims, labels=labels, kind="xarray")
     if isinstance(V, str | Path):
         V = np.load(V, mmap_mode="r") if str(V).endswith(".npy") else zarr_array(str(V))[0]
     if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
@@ -231,15 +230,17 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
 
 def _of_sparse(V: Any, unstored: str | None) -> Entries:
     V = V if hasattr(V, "coords") else V.tocoo()
-    own = meaning_of_fill(V.fill_value)
-    if own == "missing" and unstored == "zero":
+    fill_meaning = unstored_of_fill(V.fill_value)
+    if fill_meaning == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the array says by its fill_value NaN that entries it does not '
             "store are missing; leave unstored out"
         )
     places = [np.asarray(place, np.int64) for place in V.coords]
     names = tuple(map(NAMES.format, range(V.ndim)))
-    return Entries(V.shape, places, np.asarray(V.data), unstored or own, names, kind="sparse")
+    return Entries(
+        V.shape, places, np.asarray(V.data), unstored or fill_meaning, names, kind="sparse"
+    )
 
 
 def _of_dense(V: Any, unstored: str | None) -> Entries:
@@ -257,28 +258,30 @@ def _of_dense(V: Any, unstored: str | None) -> Entries:
         seen = np.ones(array.shape, bool)
     if array.dtype.kind == "f":
         seen &= ~np.isnan(array)
-    places = [np.asarray(own, np.int64) for own in np.nonzero(seen)]
+    places = [np.asarray(index, np.int64) for index in np.nonzero(seen)]
     names = tuple(map(NAMES.format, range(array.ndim)))
     return Entries(array.shape, places, array[seen], "missing", names)
 
 
 def _of_chunks(V: Any, unstored: str | None) -> Entries:
-    """Read a dask array chunk by chunk, so that a dense one is never there as a whole."""
+    """Return the entries of a dask array, read chunk by chunk to limit memory."""
     starts = [np.cumsum([0, *sizes]) for sizes in V.chunks]
     parts = []
-    for at in np.ndindex(V.numblocks):
-        own = entries_of(V.blocks[at].compute(scheduler="threads"), unstored)
-        here = [place + start[n] for place, start, n in zip(own.places, starts, at, strict=True)]
-        parts.append(own._replace(places=here))
+    for number in np.ndindex(V.numblocks):
+        chunk = entries_of(V.blocks[number].compute(scheduler="threads"), unstored)
+        places = [
+            place + start[n] for place, start, n in zip(chunk.places, starts, number, strict=True)
+        ]
+        parts.append(chunk._replace(places=places))
     if not parts:
         raise DataError(f"the data are empty, shape {V.shape}")
-    places = [np.concatenate(own) for own in zip(*(part.places for part in parts), strict=True)]
+    places = [np.concatenate(chunk) for chunk in zip(*(part.places for part in parts), strict=True)]
     values = np.concatenate([part.values for part in parts])
     return parts[0]._replace(shape=V.shape, places=places, values=values, kind="dask")
 
 
-def _checked(entries: Entries, names: Sequence[str] | None) -> Entries:
-    """Refuse what is no tensor of finite numbers; drop entries that say that they are missing."""
+def _check_tensor(entries: Entries, names: Sequence[str] | None) -> Entries:
+    """Refuse anything but a tensor of finite numbers; drop entries that are marked missing."""
     shape = tuple(int(size) for size in entries.shape)
     if len(shape) < 3:
         raise DataError(
@@ -298,48 +301,52 @@ def _checked(entries: Entries, names: Sequence[str] | None) -> Entries:
             f"the model names {len(names)} factors ({', '.join(names)}), and the data have "
             f"{len(shape)} axes; name one for each"
         )
-    own = tuple(names or entries.names)
-    if len(set(own)) < len(own) or (bad := [n for n in own if n in (*RESERVED, SIDES[1])]):
-        shown = bad[0] if len(set(own)) == len(own) else own
+    axis_names = tuple(names or entries.names)
+    if len(set(axis_names)) < len(axis_names) or (
+        bad := [n for n in axis_names if n in (*RESERVED, SIDES[1])]
+    ):
+        bad_names = bad[0] if len(set(axis_names)) == len(axis_names) else axis_names
         raise OptionError(
-            f"axes need names of their own, which results do not use for something else, got "
-            f"{shown!r}; pass CP(..., factors=(...))"
+            f"axes need different names that results do not reserve, got {bad_names!r}; pass "
+            "CP(..., factors=(...))"
         )
-    given = entries.labels
-    labels = {n: given[o] for n, o in zip(own, entries.names, strict=True) if o in given}
+    old_labels = entries.labels
+    labels = {
+        n: old_labels[o] for n, o in zip(axis_names, entries.names, strict=True) if o in old_labels
+    }
     values = entries.values
     if values.dtype.kind == "f":
         if np.isinf(values).any():
-            where = int(np.flatnonzero(np.isinf(values))[0])
-            at = ", ".join(str(int(place[where])) for place in entries.places)
+            position = int(np.flatnonzero(np.isinf(values))[0])
+            cell = ", ".join(str(int(place[position])) for place in entries.places)
             raise DataError(
-                f"the entry at ({at}) is infinite; entries must be finite, NaN where missing"
+                f"the entry at ({cell}) is infinite; entries must be finite, NaN where missing"
             )
         seen = ~np.isnan(values)
         if entries.unstored == "missing" and not seen.all():
             places = [place[seen] for place in entries.places]
             entries = entries._replace(places=places, values=values[seen])
-    return entries._replace(shape=shape, names=own, labels=labels)
+    return entries._replace(shape=shape, names=axis_names, labels=labels)
 
 
 # -- the grid -------------------------------------------------------------------------------
 
 
 def _grid(entries: Entries, blocks: int | TensorGrid | None) -> TensorGrid:
-    """Choose as many bands along every axis, by the number of entries."""
+    """Return a grid with the same number of bands along every axis, from the number of entries."""
     shape, axes = entries.shape, len(entries.shape)
     if isinstance(blocks, TensorGrid):
         if tuple(side.size for side in blocks.axes) != shape:
             raise OptionError(f"the grid is for a tensor of another shape than {shape}")
         return blocks
     if blocks is None:
-        most, count, size = min(MOST_BANDS, *shape), 1, entries.values.size
+        most, count, size = min(MAX_BANDS, *shape), 1, entries.values.size
         while (
             2 * count <= min(USUAL_BANDS, most)
             and STORED_ENTRY * size >= WORTHWHILE_BLOCK * (2 * count) ** axes
         ):
             count *= 2
-        while 2 * count <= most and size > LARGEST_BLOCK * count**axes:
+        while 2 * count <= most and size > MAX_BLOCK * count**axes:
             count *= 2
     else:
         count = checked_blocks(blocks, shape)
@@ -347,32 +354,32 @@ def _grid(entries: Entries, blocks: int | TensorGrid | None) -> TensorGrid:
 
 
 def _orders(entries: Entries, grid: TensorGrid) -> list[Index] | None:
-    """Deal indices out evenly where blocks would hold very different numbers of entries."""
+    """Return balanced orders of the axes if block sizes differ much, else None."""
     if entries.unstored == "missing" and entries.values.size == math.prod(entries.shape):
         return None
     counts = np.bincount(_codes(entries, grid, None), minlength=grid.blocks ** len(grid.axes))
     if counts.max() <= UNEVEN * max(counts.mean(), 1.0):
         return None
-    found = []
+    orders = []
     for n, (place, bands) in enumerate(zip(entries.places, grid.axes, strict=True)):
         each = np.bincount(place, minlength=bands.size)
-        found.append(balanced_order(each, bands, turning=n > 0))
-    return found
+        orders.append(balanced_order(each, bands, turning=n > 0))
+    return orders
 
 
 def _stacked_orders(orders: list[Index] | None, grid: TensorGrid) -> tuple[Any, Any]:
-    """The caller's row, and column, at each position of the grid."""
+    """Return the caller's row, and column, at each position of the grid."""
     if orders is None:
         return None, None
     starts = grid.starts
-    return orders[0], np.concatenate([own + starts[n] for n, own in enumerate(orders[1:])])
+    return orders[0], np.concatenate([order + starts[n] for n, order in enumerate(orders[1:])])
 
 
 # -- blocks ---------------------------------------------------------------------------------
 
 
 def _codes(entries: Entries, grid: TensorGrid, positions: list[Index] | None) -> NDArray[Any]:
-    """Number the block of every entry, in row-major order."""
+    """Return the number of the block of every entry, in row-major order."""
     many = grid.blocks ** len(grid.axes)
     code: Any = np.zeros(entries.values.size, np.uint16 if many <= 2**16 else np.int64)
     for n, (place, bands) in enumerate(zip(entries.places, grid.axes, strict=True)):
@@ -386,7 +393,7 @@ def _codes(entries: Entries, grid: TensorGrid, positions: list[Index] | None) ->
 def _cut(
     entries: Entries, grid: TensorGrid, positions: list[Index] | None
 ) -> Iterator[tuple[tuple[int, ...], TensorBlock]]:
-    """The blocks one after another, each with its entries in row-major order."""
+    """Yield the blocks, each with its entries in row-major order."""
     codes = _codes(entries, grid, positions)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes, minlength=grid.blocks ** len(grid.axes)))
@@ -394,8 +401,8 @@ def _cut(
     for block, low, high in zip(grid.all_blocks(), [0, *ends], ends, strict=False):
         which, local = order[low:high], []
         for n, (place, bands) in enumerate(zip(entries.places, grid.axes, strict=True)):
-            own = place[which] if positions is None else positions[n][place[which]]
-            local.append(own - bands.offsets[block[n]])
+            position = place[which] if positions is None else positions[n][place[which]]
+            local.append(position - bands.offsets[block[n]])
         yield block, _block(entries, grid.block_shape(block), which, local)
 
 
@@ -408,8 +415,8 @@ def _block(
         inside = np.argsort(key, kind="stable")
         twice = np.flatnonzero(np.diff(key[inside]) == 0)
         if twice.size:
-            at = which[inside[twice[0]]]
-            cell = ", ".join(str(int(place[at])) for place in entries.places)
+            entry = which[inside[twice[0]]]
+            cell = ", ".join(str(int(place[entry])) for place in entries.places)
             raise DataError(
                 f"the cell ({cell}) is stored more than once; add up what belongs to one cell "
                 "before, as sparse.COO(coords, data, shape) does"
@@ -417,14 +424,15 @@ def _block(
     rows = local[0][inside]
     pointers = np.searchsorted(rows, np.arange(shape[0] + 1)).astype(pointer_type(which.size))
     places = tuple(
-        own[inside].astype(index_type(size)) for own, size in zip(local[1:], shape[1:], strict=True)
+        place[inside].astype(index_type(size))
+        for place, size in zip(local[1:], shape[1:], strict=True)
     )
     values = entries.values[which[inside]]
     return TensorBlock(pointers, places, values, shape, entries.unstored == "zero")
 
 
 class _Builder:
-    """Counts, sums and a checksum of a tensor, block by block."""
+    """Counts, sums and a checksum of a tensor, accumulated block by block."""
 
     def __init__(self, entries: Entries, grid: TensorGrid) -> None:
         self.entries, self.grid = entries, grid
@@ -442,14 +450,14 @@ class _Builder:
         self.stored[block], self.missing[block] = missing.size, missing.sum()
         slices = self.grid.slices(block)
         rows = np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
-        for n, own in enumerate((rows, *view.indices)):
-            self.counts[n][slices[n]] += np.bincount(own[counted], minlength=view.shape[n])
+        for n, place in enumerate((rows, *view.indices)):
+            self.counts[n][slices[n]] += np.bincount(place[counted], minlength=view.shape[n])
         self.sums.append(float(view.values[~missing].astype(np.float64).sum()))
         for array in view.stored:
             self.digest.update(as_bytes(np.ascontiguousarray(array)))
 
-    def finish(self, orders: tuple[Any, Any], dtype: Any) -> Known:
-        """Return what is known of the whole tensor."""
+    def finish(self, orders: tuple[Any, Any], dtype: Any) -> DataInfo:
+        """Return the description of the tensor."""
         entries, grid, counts = self.entries, self.grid, self.counts
         observed = self.stored - self.missing
         values = entries.values[~np.isnan(entries.values)]
@@ -472,11 +480,11 @@ class _Builder:
             n_stored=self.stored,
         )
         layout = Layout(entries.unstored, *orders)
-        return Known(grid, _labels(entries), statistics, SourceInfo("tensor"), dtype, layout)
+        return DataInfo(grid, _labels(entries), statistics, SourceInfo("tensor"), dtype, layout)
 
 
 def _labels(entries: Entries) -> Labels:
-    """Labels of the first axis, and of all others behind one another as text."""
+    """Return the labels of the first axis, and those of all others as text, one after another."""
     first, *others = entries.names
     rows = {first: entries.labels[first]} if first in entries.labels else {}
     factors = [
@@ -487,13 +495,13 @@ def _labels(entries: Entries) -> Labels:
     return JointLabels(first, SIDES[1], rows, columns)
 
 
-def _told(labels: NDArray[Any] | None) -> dict[str, Any]:
-    """Labels of an axis as JSON can have them: their type, and as text."""
+def _label_dict(labels: NDArray[Any] | None) -> dict[str, Any]:
+    """Return the labels of an axis as a JSON-compatible dict: dtype, and text."""
     if labels is None:
         return {"labels": None}
     return {"labels": labels.dtype.str, "values": labels.astype(str).tolist()}
 
 
 def grid_of(offsets: Sequence[Sequence[int]]) -> TensorGrid:
-    """The grid of these offsets along each axis, as results keep them."""
-    return TensorGrid(axes=tuple(Bands(tuple(own)) for own in offsets))
+    """Return the grid for offsets along each axis, as results keep them."""
+    return TensorGrid(axes=tuple(Bands(tuple(edges)) for edges in offsets))

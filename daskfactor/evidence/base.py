@@ -11,7 +11,7 @@ import xarray as xr
 
 from daskfactor import markup
 from daskfactor.data.files import ANYTHING, refuse_columns
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors import Choice, Executor
 from daskfactor.inference.base import Algorithm
@@ -136,7 +136,7 @@ class EvidenceMethod(Algorithm, ABC):
 
     suits: ClassVar[tuple[str, ...]] = ("matrix",)
 
-    def read(self, V: Any, model: Any, options: Wanted = ANYTHING) -> tuple[Any, str]:
+    def read(self, V: Any, model: Any, options: ReadOptions = ANYTHING) -> tuple[Any, str]:
         """Read data that are no matrix, and describe their size."""
         refuse_columns(V, options)
         x = model.check_observations(V)
@@ -275,7 +275,7 @@ def _choose(client: Any, data: Any) -> Choice:
     return Choice("tasks", "the pieces of work are independent", "independent pieces")
 
 
-def read_options(model: Any, reading: Mapping[str, Any]) -> Wanted:
+def read_options(model: Any, reading: Mapping[str, Any]) -> ReadOptions:
     """Return the columns to read of data that are no matrix; refuse options of a matrix."""
     name = type(model).__name__
     if reading.get("blocks") is not None:
@@ -288,4 +288,4 @@ def read_options(model: Any, reading: Mapping[str, Any]) -> Wanted:
             f"unstored={reading['unstored']!r} does not go with {name}, which has no missing "
             "cells: what its data do not store is zero; leave it out"
         )
-    return Wanted.of(reading)
+    return ReadOptions.of(reading)

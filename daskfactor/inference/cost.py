@@ -14,7 +14,7 @@ from daskfactor import markup
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import unread_blocks, unread_source
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, choose_kernel, is_dense_pass, requested_sampler
 from daskfactor.inference.inits import Init
@@ -293,7 +293,7 @@ def _opened(
             raise OptionError(f"entries={args.entries} are more than there are cells, {cells}")
     source = None
     if not (model.joins or model.tensor):
-        source = unread_source(V, Wanted.of(vars(args)), args.blocks, args.entries)
+        source = unread_source(V, ReadOptions.of(vars(args)), args.blocks, args.entries)
     if source is None:
         reading = {k: v for k, v in options.items() if k in READING and v is not None}
         return blocks_for(model, V, **reading)

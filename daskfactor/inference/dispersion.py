@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.joined import JoinedData
+from daskfactor.data.coupled import CoupledData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, put_array
@@ -218,7 +218,7 @@ class DispersionRule:
         """Make the rule; ``assumed`` is what a sampler takes φ to be, whatever the model says."""
         self.model, self.data = model, data
         if model.joins:
-            matrices = joined_matrices(model, cast("JoinedData", data), assumed)
+            matrices = joined_matrices(model, cast("CoupledData", data), assumed)
         else:
             requested = model.dispersion if assumed is None else assumed
             integer = bool(data.is_integer)
@@ -239,7 +239,7 @@ class DispersionRule:
         """Count what so many components determine, of each matrix."""
         model, data, shape = self.model, self.data, self.data.shape
         if model.joins:
-            self.n_parameters = parameters_of_matrices(components, cast("JoinedData", data))
+            self.n_parameters = parameters_of_matrices(components, cast("CoupledData", data))
             return
         fewer = min(components, *shape)
         number = fewer * (sum(shape) - fewer)
@@ -485,7 +485,7 @@ class DispersionRule:
         return values
 
 
-def joined_matrices(model: Any, data: JoinedData, assumed: float | None) -> list[MatrixDispersion]:
+def joined_matrices(model: Any, data: CoupledData, assumed: float | None) -> list[MatrixDispersion]:
     """Describe the matrices of a `Coupled` model."""
     matrices, laws = [], model.likelihood.laws
     for number, (joint, law) in enumerate(zip(data.joints, laws, strict=True)):
@@ -497,7 +497,7 @@ def joined_matrices(model: Any, data: JoinedData, assumed: float | None) -> list
     return matrices
 
 
-def parameters_of_matrices(n_components: int, data: JoinedData) -> Array:
+def parameters_of_matrices(n_components: int, data: CoupledData) -> Array:
     """Count what each of several matrices determines: of a factor by its share of the entries."""
     total = dict.fromkeys(data.axes, 0)
     for relation in data.joints:

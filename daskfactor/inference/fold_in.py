@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import OneBlock, band_of, part_of, written_out
+from daskfactor.data.bands import OneBlock, band_of, expand_block, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block
 from daskfactor.executors.base import raise_gpu_memory_error
@@ -170,7 +170,7 @@ class Rows:
         dtype = plan.data.dtype
         zeros = isinstance(block, SparseBlock) and not plan.model.likelihood.visits_all(block.zeros)
         if plan.model.nonnegative and not zeros:
-            block = written_out(block)
+            block = expand_block(block)
         self.data = OneBlock(block)
         if plan.device is not None:
             assert isinstance(block, SparseBlock)  # as those of all samplers that run there

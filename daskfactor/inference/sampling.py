@@ -20,8 +20,8 @@ import daskfactor
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import diagonal_sizes
-from daskfactor.data.known import has_zeros
 from daskfactor.data.loading import UNCERTAINTY
+from daskfactor.data.statistics import has_zeros
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor
 from daskfactor.inference.base import Sampler, checked_sampler, choose_kernel, requested_sampler

@@ -12,13 +12,13 @@ import numpy as np
 import daskfactor
 from daskfactor.checks import refuse_unknown, warn
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.cells import StoredWeights
-from daskfactor.data.files import opened_again
+from daskfactor.data.coupled import join
+from daskfactor.data.files import reopen
 from daskfactor.data.grid import Bands, Grid, block_at
-from daskfactor.data.joined import join
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import blocks_of
 from daskfactor.data.tensor import as_tensor, grid_of
+from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import (
     DaskfactorError,
     DataError,
@@ -323,7 +323,7 @@ def _source_again(run: Any, source: dict[str, Any], V: Any) -> Any:
             f"the run at {run.path} was made from {kind} not kept with it; pass the data again: "
             "resume(path, V=...)"
         )
-    return opened_again(source["location"] if stored is None else stored, source)
+    return reopen(source["location"] if stored is None else stored, source)
 
 
 def _stored_array(run: Any, name: str) -> Any:

@@ -18,8 +18,8 @@ from daskfactor.checks import (
     whole_number,
 )
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.coupled import CoupledData
 from daskfactor.data.grid import TensorGrid, inverse
-from daskfactor.data.joined import JoinedData
 from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import RowPositions
@@ -426,7 +426,7 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
         return None
     if isinstance(data.grid, TensorGrid):
         return cells_of_tensor(monitor, [side.size for side in data.grid.axes])
-    if isinstance(monitor, dict) and isinstance(data, JoinedData):
+    if isinstance(monitor, dict) and isinstance(data, CoupledData):
         return _cells_of(monitor, data)
     if isinstance(monitor, str):
         if monitor != "missing":
@@ -440,7 +440,7 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
     return cells if cells[0].size else None
 
 
-def _cells_of(monitor: dict[str, Any], data: JoinedData) -> Cells | None:
+def _cells_of(monitor: dict[str, Any], data: CoupledData) -> Cells | None:
     """Find cells that are named matrix by matrix."""
     names, cells_of_each = [joint.name for joint in data.joints], []
     for name, cells in monitor.items():

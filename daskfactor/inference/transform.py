@@ -13,9 +13,9 @@ from daskfactor.checks import label_at, match_labels, one_of, refuse_repeated, t
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import ANYTHING, open_input
-from daskfactor.data.known import DEFAULT_DIMS
+from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.store import is_blocked_store
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.base import reference_sampler
 from daskfactor.inference.block_hmc import ROW_STEPS, BlockHMC
@@ -254,7 +254,7 @@ def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any,
     says_itself = isinstance(V, BlockedData) or is_blocked_store(V)
     if options.get("unstored") is not None or posterior.unstored is None or says_itself:
         return V, options
-    source = V if isinstance(V, Source) else open_input(V, Wanted.of(options))
+    source = V if isinstance(V, Source) else open_input(V, ReadOptions.of(options))
     rest = {name: value for name, value in options.items() if not hasattr(ANYTHING, name)}
     if source.is_sparse and source.unstored is None:
         rest["unstored"] = posterior.unstored

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
 
-from daskfactor.data.icechunks import is_installed, needed
+from daskfactor.data.icechunks import icechunk_missing, is_installed
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.publish import Lock, Publication, recover, restore
 from daskfactor.results.files import (
@@ -284,7 +284,7 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
     text = public_location(path)
     view: View = FolderView(Path(text))
     if is_url(text):
-        from daskfactor.data.careful import plain_store
+        from daskfactor.data.safe_zarr import plain_store
         from daskfactor.results.repository import UrlView, repository_view
 
         cloud = scheme_of(text) in CLOUD
@@ -293,7 +293,7 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
             return repository
         view = UrlView(text, plain_store(text))
         if cloud and not is_installed() and not view.exists():
-            raise needed(text)
+            raise icechunk_missing(text)
     if snapshot is not None:
         raise OptionError(
             f"snapshots are kept of runs in object stores, not of {text}; leave snapshot= out"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from daskfactor.checks import inner_share, one_of
-from daskfactor.data.known import Stack
+from daskfactor.data.labels import Stack
 from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood

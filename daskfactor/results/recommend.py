@@ -18,14 +18,14 @@ from daskfactor.checks import (
     whole_number,
 )
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.files import open_input, opened_again
-from daskfactor.data.frames import UnclearTableError
+from daskfactor.data.files import open_input, reopen
 from daskfactor.data.grid import Block
-from daskfactor.data.known import stored_cells
+from daskfactor.data.long_tables import UnclearTableError
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.statistics import stored_cells
 from daskfactor.data.storage import ArrayFile
 from daskfactor.data.store import is_blocked_store
-from daskfactor.data.tables import Wanted
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
@@ -284,7 +284,7 @@ def _data_of(run: Run) -> Any:
             'exclude="seen" needs the data of the run, which it does not store and which were not '
             "read from a path; pass exclude=V"
         )
-    return opened_again(source["location"], source)
+    return reopen(source["location"], source)
 
 
 def _opened(exclude: Any) -> BlockedData:
@@ -296,7 +296,7 @@ def _opened(exclude: Any) -> BlockedData:
     try:
         source = exclude if sparse else open_input(exclude)
     except UnclearTableError:
-        source = open_input(exclude, Wanted(table=True))
+        source = open_input(exclude, ReadOptions(table=True))
     missing = sparse or source.is_sparse
     return as_blocks(source, unstored="missing" if missing else None, allow_empty=True)
 

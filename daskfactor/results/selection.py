@@ -10,7 +10,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import first_positions
-from daskfactor.data.known import is_usable
+from daskfactor.data.labels import is_usable
 from daskfactor.errors import OptionError
 from daskfactor.results.stacks import stacks_of
 from daskfactor.results.trace import Run

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from daskfactor.data.known import Stack
+from daskfactor.data.labels import Stack
 from daskfactor.results.schema import tree_of
 
 STACKS: Final = "stacks"

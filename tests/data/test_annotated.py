@@ -11,7 +11,7 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.data import adapters, entries
+from daskfactor.data import adapters, coo
 from daskfactor.data.annotated import Compressed
 from daskfactor.errors import DataError, DataWarning, OptionError
 from tests.data.written import names_of
@@ -88,7 +88,7 @@ def test_what_a_mask_leaves_out_does_not_change_the_bits(forms):
 
 def test_dense_regions_are_read_a_few_rows_at_a_time_and_may_be_masked_whole(monkeypatch):
     monkeypatch.setattr(adapters, "DENSE_PART", 1)
-    monkeypatch.setattr(adapters, "LEAST_LINES", 7)
+    monkeypatch.setattr(adapters, "MIN_LINES", 7)
     for chunks in (None, ((25, 15), (4, 20, 6))):
         read = []
 
@@ -123,7 +123,7 @@ class Spied:
 
 
 def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch):
-    monkeypatch.setattr(entries, "PIECE", 50)
+    monkeypatch.setattr(coo, "PIECE", 50)
     matrix = sparse.csr_matrix(COUNTS)
     data, indices = Spied(matrix.data), Spied(matrix.indices)
     file = Compressed("csr", matrix.shape, data, indices, matrix.indptr)
@@ -202,7 +202,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
     (tmp_path / "b.h5ad").write_text("nothing")
     for name, message in (
         ("a", r"obs/_index of .* cannot be read by the anndata that is"),
-        ("b", r"b\.h5ad is no AnnData file that can be read"),
+        ("b", r"b\.h5ad is not a readable AnnData file"),
         ("c", r"c\.h5ad does not exist"),
     ):
         refused(DataError, message, dfac.as_blocks, tmp_path / f"{name}.h5ad")
@@ -217,7 +217,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
         ({"mask_var": "mean"}, "'mean' of var in .* must be one boolean .* float32"),
         ({"mask_var": MASK[:5]}, r"mask_var must be .* 30 variables, .* shape \(5,\)"),
         ({"mask_var": [1] * 30}, r"must be one boolean .* dtype int64 .*astype\(bool\)"),
-        ({"mask_var": [False] * 30}, "chooses none of the 30 variables"),
+        ({"mask_var": [False] * 30}, "selects none of the 30 variables"),
         ({"mask_var": pd.Series([True, None] * 15, dtype="boolean")}, "has missing values; fill"),
         ({"mask_var": pd.Series(MASK, GENES[::-1])}, "a Series with other names"),
     ],

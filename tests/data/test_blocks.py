@@ -14,8 +14,8 @@ import scipy.sparse as sp
 import zarr
 
 from daskfactor import as_blocks, convert
-from daskfactor.data.blocks import MOST_OPEN, BlockedData, open_shared
-from daskfactor.data.known import Labels, usable_dims
+from daskfactor.data.blocks import MAX_OPEN, BlockedData, open_shared
+from daskfactor.data.labels import Labels, usable_dims
 from daskfactor.data.storage import PREFIX
 from daskfactor.errors import DataWarning, OptionError, StoreError
 from daskfactor.kernels.views import BlockView, SparseBlock
@@ -114,7 +114,7 @@ def test_a_pickled_copy_stands_in_for_the_data(name, tmp_path):
 
 
 def test_few_data_sets_stay_open():
-    every = [as_blocks(DENSE.copy(), 2) for _ in range(MOST_OPEN + 1)]
+    every = [as_blocks(DENSE.copy(), 2) for _ in range(MAX_OPEN + 1)]
     copies = [pickle.loads(pickle.dumps(data)) for data in every]
     assert pickle.loads(pickle.dumps(every[-1])) is copies[-1]
     assert pickle.loads(pickle.dumps(every[0])) is not copies[0]

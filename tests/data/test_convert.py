@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.io import mmread, mmwrite
 
-from daskfactor.data import entries as reading
+from daskfactor.data import coo as reading
 from daskfactor.data import sparse as passes
 from daskfactor.data import tables
 from daskfactor.data.adapters import Source
 from daskfactor.data.convert import Conversion, convert, export
-from daskfactor.data.entries import Piece
+from daskfactor.data.coo import Piece
 from daskfactor.data.grid import Grid
-from daskfactor.data.known import SourceInfo
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.statistics import SourceInfo
 from daskfactor.data.store import StoreWriter, is_blocked_store
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused
@@ -146,7 +146,7 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
 
 def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "PIECE", 5)
-    monkeypatch.setattr(passes, "most_threads", lambda: 4)
+    monkeypatch.setattr(passes, "deal_threads", lambda: 4)
     times, source = np.arange(200), tmp_path / "t.parquet"
     pq.write_table(pa.table({"r": times % 3, "c": times % 2, "v": times}), source)
     options = {"unstored": "missing", "overwrite": True, "progressbar": False}
@@ -415,7 +415,7 @@ def test_stores_do_not_depend_on_threads_or_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "PIECE", 16)
     prints = set()
     for threads, limit in ((1, None), (4, None), (4, 0)):
-        monkeypatch.setattr(passes, "most_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(passes, "deal_threads", lambda threads=threads: threads)
         convert(matrix(), tmp_path / "s.zarr", overwrite=True, memory_limit=limit, **QUIET)
         files = sorted(p for p in (tmp_path / "s.zarr").rglob("*") if p.is_file())
         prints.add(tuple((p.name, p.read_bytes()) for p in files))

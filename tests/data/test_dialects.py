@@ -68,7 +68,7 @@ def test_comments_before_a_dense_table(tmp_path, separator):
     text = COUNTS.to_csv(sep=separator)
     assert read(written(tmp_path, "v.csv", f"# made by hand\n#\n\n{text}")) == OF_COUNTS
     wrong = written(tmp_path, "w.csv", f"# made by hand\n{text}".replace("7", "x"))
-    refused(DataError, "line 4, field 3: 'x' is no number", dfac.as_blocks, wrong)
+    refused(DataError, "line 4, field 3: 'x' is not a number", dfac.as_blocks, wrong)
 
 
 def test_a_header_that_numpy_writes_as_a_comment(tmp_path):
@@ -123,10 +123,10 @@ def test_texts_of_other_encodings_and_decimal_commas_are_refused(tmp_path):
     (tmp_path / "v.csv").write_text("a,b\n1,2\n3,4\n", encoding="utf-16")
     refused(DataError, "is UTF-16 text; save it as UTF-8", dfac.as_blocks, tmp_path / "v.csv")
     (tmp_path / "w.csv").write_bytes("g,ä,b\nx,2.5,3\ny,4,5\n".encode("latin-1"))
-    match, path = "is no UTF-8 text: .*; save it as UTF-8", tmp_path / "w.csv"
+    match, path = "is not UTF-8 text: .*; save it as UTF-8", tmp_path / "w.csv"
     refused(DataError, match, dfac.as_blocks, path, table=False)
     path = written(tmp_path, "v.csv", "a;b\n1,5;2,25\n3;4,5\n")
-    refused(DataError, r"'1,5' is no number; write numbers with a point", dfac.as_blocks, path)
+    refused(DataError, r"'1,5' is not a number; write numbers with a point", dfac.as_blocks, path)
 
 
 @pytest.mark.parametrize("ending", OF_OTHER_LIBRARIES)

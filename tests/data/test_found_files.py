@@ -102,9 +102,9 @@ def test_a_folder_of_10x_and_its_matrix_are_cells_by_genes(tmp_path, packed):
     folder = folder_of(tmp_path / "f", packed, "features.tsv" if packed else "genes.tsv")
     matrix = next(folder.glob("matrix.mtx*"))
     for given in (folder, matrix, str(matrix)):
-        with pytest.warns(DataWarning, match="columns of .* are taken for rows.*6 cells and 4 g"):
+        with pytest.warns(DataWarning, match="columns of .* are used as rows.*6 cells and 4 g"):
             is_of_cells(dfac.as_blocks(given, 1, unstored="zero"))
-    with pytest.warns(DataWarning, match="are taken for rows"):
+    with pytest.warns(DataWarning, match="are used as rows"):
         dfac.convert(folder, tmp_path / "c.zarr", unstored="zero", progressbar=False)
     is_of_cells(dfac.as_blocks(tmp_path / "c.zarr"))
 
@@ -112,7 +112,7 @@ def test_a_folder_of_10x_and_its_matrix_are_cells_by_genes(tmp_path, packed):
 def test_a_prefix_and_names_of_another_matrix(tmp_path):
     folder = folder_of(tmp_path / "f", True, prefix="GSM1_")
     path, match = folder / "GSM1_matrix.mtx.gz", r"4 rows and 6 columns, .*name 4 genes and 4 cells"
-    with pytest.warns(DataWarning, match="are taken for rows"):
+    with pytest.warns(DataWarning, match="are used as rows"):
         is_of_cells(dfac.as_blocks(path, 1, unstored="zero"))
     put(folder / "GSM1_barcodes.tsv.gz", [[cell] for cell in CELLS[:4]], True)
     refused(DataError, f"{match}; move", dfac.as_blocks, path, 1, unstored="zero")
@@ -196,7 +196,7 @@ def test_a_matrix_whose_rows_have_two_labels_is_no_table_of_entries(tmp_path):
     frame.insert(0, "Type", ["C>A", "C>A", "C>T", "C>T"])
     frame.insert(1, "Subtype", ["ACA", "ACC", "ACA", "ACC"])
     frame.to_csv(tmp_path / "s.csv", index=False)
-    match = "Subtype|field 2: 'ACA' is no number"
+    match = "Subtype|field 2: 'ACA' is not a number"
     for given in (frame, tmp_path / "s.csv"):
         refused(DataError, match, dfac.as_blocks, given)
     whole = pd.read_csv(tmp_path / "s.csv", index_col=[0, 1])
@@ -207,13 +207,13 @@ def test_a_first_line_of_sizes_is_told_and_pairs_are_no_decimal_commas(tmp_path)
     path = written(tmp_path, "w2v.txt", "2 3\nthe .1 .2 .3\nof .1 .2 .4\n")
     refused(DataError, "line 2 has 4 fields, the lines before it 2", dfac.as_blocks, path)
     path = written(tmp_path, "c.tsv", "s\t1\t2\na\t1330421,1204131\t3,4\nb\t2,3\t1,1\n")
-    assert "decimal" not in refused(DataError, "is no number", dfac.as_blocks, path, table=False)
+    assert "decimal" not in refused(DataError, "is not a number", dfac.as_blocks, path, table=False)
 
 
 @pytest.mark.parametrize("name", ["__no_feature", "N_unmapped", "_total_ambiguous"])
 def test_reads_of_no_gene_are_left_out(tmp_path, name):
     path = written(tmp_path, "c.tsv", f"{name}\t90\t80\t9.5\ng1\t5\t1\t2\ng2\t0\t7\t1\n")
-    with pytest.warns(DataWarning, match="1 rows of .* are no genes but summaries"):
+    with pytest.warns(DataWarning, match="1 rows of .* are not genes but summaries"):
         data = dfac.as_blocks(path, 1)
     assert names_of(data)[0] == ["g1", "g2"]
 
@@ -248,7 +248,7 @@ def test_texts_of_unknown_kind_and_arrays_that_zarr_refuses(tmp_path):
     (tmp_path / "x.blo").write_bytes(bytes(range(256)))
     assert "copy it" not in refused(DataError, "cannot be read", dfac.as_blocks, tmp_path / "x.blo")
     (tmp_path / "x.dat").write_bytes(bytes(range(256)))
-    refused(DataError, "is no text file", dfac.as_blocks, tmp_path / "x.dat")
+    refused(DataError, "is not a text file", dfac.as_blocks, tmp_path / "x.dat")
     group = zarr.open_group(tmp_path / "g.zarr", mode="w")
     group.create_array("a", data=V)
     document = tmp_path / "g.zarr" / "a" / "zarr.json"

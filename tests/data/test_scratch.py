@@ -328,7 +328,7 @@ def test_arrays_come_back(groups):
         for arrays, places in zip(groups, extents, strict=True):
             if not places:
                 continue
-            again = file.read(places, again=True)
+            again = file.read(places, reuse=True)
             for way in (file.read(places), opened.read(places), again, opened.map(places)):
                 for array, found in zip(arrays, way, strict=True):
                     np.testing.assert_array_equal(found, array, strict=True)
@@ -354,11 +354,11 @@ def test_memory_is_new_or_of_the_thread_and_mapped_arrays_may_be_written_to(tmp_
     file.remove()
     np.testing.assert_array_equal(mapped, -1)  # mapped pages outlive the file
     file, first, second = made(tmp_path)
-    own = file.read(second, again=True)[0]
-    assert np.shares_memory(own, file.read(first, again=True)[0])
+    own = file.read(second, reuse=True)[0]
+    assert np.shares_memory(own, file.read(first, reuse=True)[0])
     assert not np.shares_memory(own, file.read(first)[0])
     with ThreadPoolExecutor(1) as pool:
-        elsewhere = pool.submit(file.read, first, again=True).result()[0]
+        elsewhere = pool.submit(file.read, first, reuse=True).result()[0]
     assert not np.shares_memory(own, elsewhere)
     file.remove()
 

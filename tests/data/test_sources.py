@@ -21,9 +21,9 @@ from daskfactor.data.adapters import open_source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.holdout import hold_out
-from daskfactor.data.known import TILE_ENTRIES
 from daskfactor.data.loading import load, regions, working_bytes
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.statistics import TILE_ENTRIES
 from daskfactor.data.storage import ArrayFile, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError
 from tests.data.written import names_of

@@ -194,8 +194,8 @@ def test_chunks_cost_no_more_than_one_chunk_a_block(counts, itemsize):
         chunks = sum(-(-count // length) for count in counts)
         return chunks * (length * itemsize + stores.CHUNK_COST)
 
-    assert length >= stores.SMALLEST_CHUNK
-    assert cost(length) <= cost(max(stores.SMALLEST_CHUNK, *counts))
+    assert length >= stores.MIN_CHUNK
+    assert cost(length) <= cost(max(stores.MIN_CHUNK, *counts))
 
 
 def test_no_chunk_holds_two_blocks(store):

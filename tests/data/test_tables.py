@@ -18,10 +18,10 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor import as_blocks, convert
-from daskfactor.data import entries as keys
+from daskfactor.data import coo as keys
 from daskfactor.data import files, tables
 from daskfactor.data.files import read_matrix
-from daskfactor.data.tables import Wanted, read_table
+from daskfactor.data.tables import ReadOptions, read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
 from tests.data.written import names_of
 from tests.data.written import written as write
@@ -115,7 +115,7 @@ def test_a_wrong_name_lists_the_columns(tmp_path, choice, error, message):
         ("t.csv", "user,film,stars\n1,2,3\n1,2,good\n", "invalid value 'good'"),
         ("t.csv", "user,film,stars\n1,2,3\n,2,3\n", "nothing in the key column 'user'"),
         ("t.parquet", "PAR1 and then nothing", "cannot be read as a table"),
-        ("m.mtx", "1 2 3\n", "is no Matrix Market file"),
+        ("m.mtx", "1 2 3\n", "is not a Matrix Market file"),
         ("m.mtx", f"{MM} array real general\n1 1\n2\n", "holds a array matrix"),
         ("m.mtx", f"{MM} coordinate complex general\n1 1 1\n1 1 1 1\n", "complex numbers"),
         ("m.mtx", f"{MM} coordinate real general\nx\n", "numbers of rows, columns"),
@@ -341,7 +341,7 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     for path in (plain, gz):
         np.testing.assert_array_equal(read_matrix(str(path))[1], [3, 0, 1, 2, 1])
     for path in (long, zst):
-        wanted = Wanted(table=path == long)
+        wanted = ReadOptions(table=path == long)
         refused(OptionError, r"pip install 'daskfactor\[tables\]'", read_matrix, str(path), wanted)
 
 
@@ -375,7 +375,9 @@ def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"anything at all"])
 def test_empty_and_cut_off_arrays_are_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    refused(DataError, r"no NumPy (array file|archive)", read_matrix, str(tmp_path / name))
+    refused(
+        DataError, r"not a readable NumPy (array file|archive)", read_matrix, str(tmp_path / name)
+    )
 
 
 @pytest.mark.parametrize("text", ["1,2\n,4.5\n", "1;2\n\nNA;4.5", "1\t2\nnan\t4.5\n", "1 2\n? 4.5"])
@@ -431,8 +433,11 @@ def test_frames_without_names_are_read_as_they_were_written(tmp_path, columns):
         ("", "is empty"),
         ("x,y\n", "no line of numbers"),
         ("1,2\n3\n", "line 2 has 1 fields, the lines before it 2"),
-        ("x,y\n1,2\n3,four\n", "line 3, field 2: 'four' is no number$"),
-        ("user,film,stars\nu1,f1,5\n", "'f1' is no number; of a table with a line for each entry"),
+        ("x,y\n1,2\n3,four\n", "line 3, field 2: 'four' is not a number$"),
+        (
+            "user,film,stars\nu1,f1,5\n",
+            "'f1' is not a number; for a table with a line for each entry",
+        ),
         ("x,y,z\n1,2\n", "3 names in its header, but 2 columns"),
     ],
 )

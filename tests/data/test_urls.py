@@ -128,7 +128,7 @@ def test_entries(memory, name, tmp_path):
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_npy_file_is_read_in_parts(folder, order, monkeypatch):
-    monkeypatch.setattr("daskfactor.data.loading.LEAST_READ", 2**10)
+    monkeypatch.setattr("daskfactor.data.loading.MIN_READ", 2**10)
     monkeypatch.setattr("daskfactor.data.adapters.STRIP", 2**10)
     put(f"{folder}/v.npy", lambda file: np.save(file, np.asarray(DENSE, order=order)))
     data = dfac.as_blocks(f"{folder}/v.npy", memory_limit=2**10)

@@ -11,7 +11,7 @@ import pytest
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.data.joined import JoinedData, join
+from daskfactor.data.coupled import CoupledData, join
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.chain import Chain
@@ -195,7 +195,7 @@ def data_of(V, several):
 
 
 def model_of(data):
-    several = isinstance(data, JoinedData)
+    several = isinstance(data, CoupledData)
     return (dfac.Coupled(3, relations=BOTH) if several else dfac.TweedieNMF(3)).placed(data.placed)
 
 

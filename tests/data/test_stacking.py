@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import daskfactor as dfac
-from daskfactor.data.folding import Side
+from daskfactor.data.stacking import Side
 from daskfactor.data.tensor import TensorData, as_tensor
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused
@@ -199,7 +199,7 @@ def test_chunks_of_any_layout_are_read_once_and_in_little_memory(layout):
 def test_a_copy_in_slabs_is_the_array(rows, chunks, budget, limit):
     V = cube(3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("daskfactor.data.folding.read_budget", lambda limit: budget)
+        patch.setattr("daskfactor.data.stacking.read_budget", lambda limit: budget)
         options = {"rows": tuple(rows), "allow_empty": True, "memory_limit": limit}
         found = dfac.as_blocks(V.chunk(chunks), **options)
         same = dfac.as_blocks(V, **options | {"blocks": found.grid})
@@ -346,8 +346,8 @@ def test_what_is_no_tensor_is_refused_in_a_sentence(case):
         ({"dtype": "int8"}, "float32"),
         ({"unstored": "zero"}, "the input is dense"),
         ({"names": ("a", "b")}, "3 axes"),
-        ({"names": ("a", "a", "b")}, "names of their own"),
-        ({"names": ("a", "W", "b")}, "names of their own"),
+        ({"names": ("a", "a", "b")}, "need different names"),
+        ({"names": ("a", "W", "b")}, "need different names"),
         ({"uncertainty": 1.0}, "uncertainty cannot be given"),
     ],
 )

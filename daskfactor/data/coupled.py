@@ -1,14 +1,14 @@
-"""Several matrices that share factors, as one matrix on one grid.
+"""Several matrices that share factors, coupled as one joint matrix on one grid.
 
-Every factor of a relation lies on one of the two sides of the joint matrix, behind the others of
-its side, and a relation fills the rectangle of its two factors: views of the same rows stand
-side by side, and a chain (users x items, items x features) is bent back, one of its matrices
-turned. Bands end where factors do, so that a block belongs to one relation, or to none: then it
-stores no entry. Whatever samples a matrix in blocks samples them all.
+Every factor of a relation lies on one of the two sides of the joint matrix, after the other factors
+of its side, and a relation occupies the rectangle of its two factors: matrices with the same rows
+stand side by side, and in a chain (users x items, items x features) one matrix is transposed. Bands
+end where factors do, so that a block belongs to one relation, or to none: then it stores no entry.
+A sampler of a matrix in blocks thus samples all of them.
 
-Rows of a factor that are missing from the same relations lie together, in bands of their own, so
-that a relation has nothing there. Each relation is in units of its mean: all of them then have
-the scale of one matrix.
+Rows of a factor that are missing from the same relations lie together, in separate bands, so that
+such a relation has no blocks there. Each relation is divided by its mean, so that all have the same
+scale.
 """
 
 import itertools
@@ -25,14 +25,10 @@ from daskfactor.data.axes import Axis, Index, axes_of, factors_of, put_on_sides,
 from daskfactor.data.bands import band_of
 from daskfactor.data.blocks import BlockedData, as_scipy
 from daskfactor.data.grid import Bands, Block, Grid, default_blocks, inverse
-from daskfactor.data.known import (
-    Labels,
-    Layout,
-    SourceInfo,
-    StatisticsBuilder,
-)
+from daskfactor.data.labels import Labels
 from daskfactor.data.sources import as_blocks, checked_options, stores_all
 from daskfactor.data.sparse import block_of
+from daskfactor.data.statistics import Layout, SourceInfo, StatisticsBuilder
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type
@@ -40,15 +36,15 @@ from daskfactor.machine import memory_budget
 
 BY_ITSELF = "; pass as_blocks(V, ...) of those that need it, by name"
 SIDES = ("row", "column")
-"""Dimensions of the joint matrix where several factors lie behind one another."""
+"""Dimensions of the joint matrix for sides with several factors."""
 LABEL = "{}_label"
-"""Their labels, as text."""
+"""Coordinate of such a dimension with labels as text."""
 FACTOR = "{}_factor"
-"""Names of the factors that these are of."""
+"""Coordinate of such a dimension with names of factors."""
 
 
 class JointLabels(Labels):
-    """Labels of which a message tells the factor, too, where a side has several."""
+    """Labels whose messages name the factor, too, if a side has several."""
 
     def _label(self, dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
         if (factor := coords.get(FACTOR.format(dim))) is None:
@@ -57,18 +53,18 @@ class JointLabels(Labels):
 
 
 class Joint(NamedTuple):
-    """A relation in its place.
+    """Relation and its position in the joint matrix.
 
     Attributes
     ----------
     name, axes
-        Of the relation, and of the factors of its rows and of its columns.
+        Name of the relation, and names of the factors of its rows and of its columns.
     turned
-        Whether the joint matrix has it turned: its rows among the columns.
+        True if the joint matrix holds it transposed: its rows among the columns.
     unit
-        What its values were divided by.
+        Number that its values were divided by.
     n_observed, mean, minimum, maximum, is_integer, unstored
-        Of its values as they were given.
+        Statistics of its values before the division.
     """
 
     name: str
@@ -83,17 +79,17 @@ class Joint(NamedTuple):
     unstored: str | None
 
 
-class JoinedData(BlockedData):
+class CoupledData(BlockedData):
     """Several matrices on the blocks of a joint one.
 
     Attributes
     ----------
     joints : tuple of Joint
-        The relations, in the order that they were given.
+        The relations, in the order of the data.
     axes : dict of Axis
         The factors by name.
     owner : numpy.ndarray
-        The number of the relation that a block belongs to, (B, B); -1: none.
+        Number of the relation that a block belongs to, (B, B); -1: none.
     """
 
     joints: tuple[Joint, ...] = ()
@@ -102,44 +98,44 @@ class JoinedData(BlockedData):
 
     @cached_property
     def placed(self) -> dict[str, Any]:
-        """What results keep of it, as JSON can have it: relations, factors, and who has a block."""
+        """Return relations, factors and owners of blocks, as results keep them in JSON."""
         return {
-            "relations": [own._asdict() for own in self.joints],
+            "relations": [item._asdict() for item in self.joints],
             "factors": {
-                name: {"side": own.side, "span": own.span, "labels": own.kind}
-                for name, own in self.axes.items()
+                name: {"side": item.side, "span": item.span, "labels": item.kind}
+                for name, item in self.axes.items()
             },
             "owner": self.owner.tolist(),
         }
 
     def missing_cells(self) -> tuple[Index, Index]:
-        """Refuse: blocks of no relation would be among them."""
+        """Refuse to list missing cells, which would include blocks of no relation."""
         raise OptionError(
             "missing cells of several matrices are named matrix by matrix, for example "
             f'monitor={{"{self.joints[0].name}": (rows, columns)}}'
         )
 
     def cells_of(self, name: str, rows: Index, cols: Index) -> tuple[Index, Index]:
-        """Cells of a relation, by position in it, as cells of the joint matrix."""
-        (joint,) = (own for own in self.joints if own.name == name)
-        found: list[Any] = [None, None]
-        for axis_name, given in zip(joint.axes, (rows, cols), strict=True):
+        """Return cells of a relation, by positions in it, as cells of the joint matrix."""
+        (joint,) = (item for item in self.joints if item.name == name)
+        cells: list[Any] = [None, None]
+        for axis_name, positions in zip(joint.axes, (rows, cols), strict=True):
             axis = self.axes[axis_name]
             places = axis.places[name]
             where = np.full(int(places.max()) + 1, -1, np.int64)
             where[places[places >= 0]] = np.flatnonzero(places >= 0)
-            found[axis.side] = axis.start + where[given]
-        return found[0], found[1]
+            cells[axis.side] = axis.start + where[positions]
+        return cells[0], cells[1]
 
     def part_shape(self, name: str) -> tuple[int, int]:
-        """The shape of a relation as it was given."""
-        (joint,) = (own for own in self.joints if own.name == name)
+        """Return the shape of the matrix of a relation."""
+        (joint,) = (item for item in self.joints if item.name == name)
         rows, cols = (int(self.axes[axis].places[name].max()) + 1 for axis in joint.axes)
         return rows, cols
 
 
 def join(
-    given: Any,
+    data: Any,
     relations: Mapping[str, Any] | None = None,
     blocks: int | Grid | None = None,
     *,
@@ -148,32 +144,32 @@ def join(
     allow_empty: bool = False,
     unstored: str | Mapping[str, str | None] | None = None,
     **others: Any,
-) -> JoinedData:
+) -> CoupledData:
     """Put several matrices that share factors on the grid of a joint one.
 
     Parameters
     ----------
-    given
+    data
         Matrices by name: a dict of anything that `as_blocks` takes, an xarray.Dataset, or a
         MuData.
     relations
-        By name, what has ``rows`` and ``columns``, the names of the factors of a matrix; None,
-        or a name that is None: as the matrix's own labels have it.
+        Objects by name with ``rows`` and ``columns``, the names of the factors of a matrix. None,
+        or a name that is None, means the dimension names of the matrix.
     blocks, dtype, memory_limit, allow_empty, unstored
         As for `as_blocks`; ``unstored`` may differ by name.
 
     Raises
     ------
     DataError, OptionError, StoreError
-        As from `as_blocks`; or rows that are to be the same do not match.
+        As from `as_blocks`; or rows of a shared factor do not match.
     ModelError
-        If relations name matrices that are not there, or form no two sides.
+        If relations name missing matrices, or factors cannot be put on two sides.
     """
-    for name, own in others.items():
-        if own is not None and own is not False:
+    for name, value in others.items():
+        if value is not None and value is not False:
             advice = "" if name in ("uncertainty", "weights") else BY_ITSELF
             raise OptionError(f"{name} cannot be given for several matrices{advice}")
-    matrices, kind = _matrices(given), checked_options(dtype, None)
+    matrices, kind = _matrices(data), checked_options(dtype, None)
     _check_names(matrices, relations)
     if isinstance(unstored, Mapping) and (unknown := set(unstored) - set(matrices)):
         raise OptionError(
@@ -181,7 +177,7 @@ def join(
             f"{', '.join(matrices)}"
         )
     limit = memory_budget(memory_limit)
-    share = limit // (2 * len(matrices))  # they are all there while the joint one is made
+    share = limit // (2 * len(matrices))  # all of them are in memory while the joint one is made
     parts: dict[str, BlockedData] = {}
     try:
         for name, V in matrices.items():
@@ -190,8 +186,8 @@ def join(
                     V, dtype=kind, memory_limit=share, allow_empty=True,
                     unstored=_meaning(name, V, unstored),
                 )  # fmt: skip
-            parts[name].refuse_weights(f"a matrix beside others ({name!r})")
-        return _joined(parts, dict(relations or {}), blocks, kind, limit, allow_empty)
+            parts[name].refuse_weights(f"a coupled matrix ({name!r})")
+        return _couple(parts, dict(relations or {}), blocks, kind, limit, allow_empty)
     finally:
         for name, part in parts.items():
             if part is not matrices[name]:
@@ -200,7 +196,7 @@ def join(
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Say in an error of which matrix it is."""
+    """Put the name of a matrix into errors."""
     try:
         yield
     except (DataError, OptionError, StoreError) as error:
@@ -208,21 +204,21 @@ def _naming(name: str) -> Iterator[None]:
         raise
 
 
-def _matrices(given: Any) -> dict[str, Any]:
-    """Matrices by name, of whatever holds several."""
-    if type(given).__module__.partition(".")[0] in ("mudata", "muon"):
-        given = given.mod
-    if hasattr(given, "data_vars"):
-        given = given.data_vars
-    if not isinstance(given, Mapping) or not given:
+def _matrices(data: Any) -> dict[str, Any]:
+    """Return the matrices by name, from any container of several."""
+    if type(data).__module__.partition(".")[0] in ("mudata", "muon"):
+        data = data.mod
+    if hasattr(data, "data_vars"):
+        data = data.data_vars
+    if not isinstance(data, Mapping) or not data:
         raise OptionError(
             "a coupled model takes several matrices: a dict of them by name, an xarray.Dataset or "
-            f"a MuData, got {type(given).__name__}"
+            f"a MuData, got {type(data).__name__}"
         )
-    for name in given:
+    for name in data:
         if not isinstance(name, str) or not name or "/" in name:
             raise OptionError(f"names of matrices must be texts without a slash, got {name!r}")
-    return dict(given)
+    return dict(data)
 
 
 def _check_names(matrices: Mapping[str, Any], relations: Mapping[str, Any] | None) -> None:
@@ -234,7 +230,7 @@ def _check_names(matrices: Mapping[str, Any], relations: Mapping[str, Any] | Non
 
 
 def _meaning(name: str, V: Any, unstored: str | Mapping[str, str | None] | None) -> str | None:
-    """What entries mean that a matrix does not store; nothing where it stores them all."""
+    """Return the meaning of unstored entries of a matrix; None if it stores all of them."""
     if isinstance(unstored, Mapping):
         return unstored.get(name)
     if isinstance(V, BlockedData):
@@ -251,15 +247,15 @@ def _grid(
     factors: Sequence[Axis],
     blocks: int | Grid | None,
 ) -> Grid:
-    """Choose bands that end where factors do, and where rows that a relation lacks begin."""
-    sides = [[own for own in factors if own.side == side] for side in (0, 1)]
-    groups = [[size for own in side for size in own.groups] for side in sides]
+    """Choose bands that end where factors end, and where rows that a relation lacks begin."""
+    sides = [[item for item in factors if item.side == side] for side in (0, 1)]
+    groups = [[size for item in side for size in item.groups] for side in sides]
     shape = sum(groups[0]), sum(groups[1])
     if isinstance(blocks, Grid):
         edges = [set(np.cumsum(side).tolist()) for side in groups]
         if blocks.shape != shape or any(
-            not edge <= set(own.offsets)
-            for edge, own in zip(edges, (blocks.rows, blocks.cols), strict=True)
+            not edge <= set(item.offsets)
+            for edge, item in zip(edges, (blocks.rows, blocks.cols), strict=True)
         ):
             raise OptionError(
                 f"the grid is for other matrices: it has {blocks.shape} rows and columns, and the "
@@ -283,7 +279,7 @@ def _grid(
         )
     entries = sum(int(part.n_stored.sum()) for part in parts.values())
     count = blocks or min(max(default_blocks(shape, None, entries), least), *shape)
-    loads = [[load for own in side for load in _loads(own, axes, parts)] for side in sides]
+    loads = [[load for item in side for load in _loads(item, axes, parts)] for side in sides]
     rows, cols = (_bands(*both, count) for both in zip(groups, loads, strict=True))
     return Grid(rows, cols)
 
@@ -291,7 +287,7 @@ def _grid(
 def _loads(
     axis: Axis, axes: Mapping[str, tuple[str, str]], parts: Mapping[str, BlockedData]
 ) -> list[int]:
-    """Observed entries of the rows of each group of a factor, in all relations."""
+    """Return the observed entries of each group of rows of a factor, in all relations."""
     total = np.zeros(axis.length, np.int64)
     for name, places in axis.places.items():
         counts = np.asarray(parts[name].counts(axes[name].index(axis.name)))
@@ -304,40 +300,42 @@ def _loads(
 
 
 def _bands(sizes: Sequence[int], loads: Sequence[int], count: int) -> Bands:
-    """Share bands out among runs of rows: each one at least, then where most entries wait."""
+    """Distribute bands over runs of rows: at least one each, more to runs with more entries."""
     share = [1] * len(sizes)
     while sum(share) < count:
         open_runs = [run for run, size in enumerate(sizes) if share[run] < size]
         share[max(open_runs, key=lambda run: (loads[run] / share[run], -run))] += 1
-    cut = [Bands.even(size, own).sizes for size, own in zip(sizes, share, strict=True)]
-    return Bands.from_sizes([size for own in cut for size in own])
+    runs = zip(sizes, share, strict=True)
+    cut = [Bands.even(size, run_bands).sizes for size, run_bands in runs]
+    return Bands.from_sizes([length for lengths in cut for length in lengths])
 
 
 # -- blocks ---------------------------------------------------------------------------------
 
 
-def _joined(
+def _couple(
     parts: Mapping[str, BlockedData],
     relations: Mapping[str, Any],
     blocks: int | Grid | None,
     dtype: Any,
     limit: int,
     allow_empty: bool,
-) -> JoinedData:
+) -> CoupledData:
+    """Put the blocks of several matrices on the grid of the joint matrix."""
     axes = {name: axes_of(part, name, relations.get(name)) for name, part in parts.items()}
     refuse_doubles(axes)
     factors = factors_of(parts, axes)
     put_on_sides(axes, factors)
-    by_name = {own.name: own for own in factors}
+    by_name = {factor.name: factor for factor in factors}
     grid = _grid(parts, axes, factors, blocks)
     joints, owner = list[Joint](), np.full((grid.blocks, grid.blocks), -1, np.int64)
     meaning: dict[Block, str | None] = {}
     for number, (name, part) in enumerate(parts.items()):
         turned = by_name[axes[name][0]].side == 1
         unit = part.level if part.level > 0 and len(parts) > 1 else 1.0
-        told: Any = part.total_observed, part.mean, part.minimum, part.maximum
-        told += part.is_integer, part.unstored
-        joints.append(Joint(name, axes[name], turned, unit, *told))
+        summary: Any = part.total_observed, part.mean, part.minimum, part.maximum
+        summary += part.is_integer, part.unstored
+        joints.append(Joint(name, axes[name], turned, unit, *summary))
         for block in _blocks_of(joints[-1], by_name, grid):
             owner[block], meaning[block] = number, part.unstored
     for block in grid.all_blocks():
@@ -364,48 +362,56 @@ def _joined(
                 storage.put(block, empty)
                 builder.scan(block, empty)
         lazy = any(part.source.lazy for part in parts.values())
-        known = builder.finish(SourceInfo("coupled", lazy=lazy), dtype, allow_empty)
-        made = JoinedData(known, storage)
+        info = builder.finish(SourceInfo("coupled", lazy=lazy), dtype, allow_empty)
+        coupled = CoupledData(info, storage)
     except BaseException:
         storage.close()
         raise
-    made.joints, made.axes, made.owner = tuple(joints), by_name, owner
-    return made
+    coupled.joints, coupled.axes, coupled.owner = tuple(joints), by_name, owner
+    return coupled
 
 
 def _orders(factors: Sequence[Axis]) -> tuple[Index | None, Index | None]:
-    """The caller's row, and column, at each position of the grid; None where all are the same."""
+    """Return the caller's row, and column, at each position of the grid; None if unchanged."""
     rows, cols = (
-        np.concatenate([own.start + own.order for own in factors if own.side == side])
+        np.concatenate([factor.start + factor.order for factor in factors if factor.side == side])
         for side in (0, 1)
     )
-    same = all(np.array_equal(own, np.arange(own.size)) for own in (rows, cols))
+    same = all(np.array_equal(order, np.arange(order.size)) for order in (rows, cols))
     return (None, None) if same else (rows, cols)
 
 
-def _labels(factors: Sequence[Axis], given: Sequence[Labels], name: str | None) -> Labels:
-    """Names of both sides: those of their one factor, or of factors and their labels as text."""
+def _labels(factors: Sequence[Axis], part_labels: Sequence[Labels], name: str | None) -> Labels:
+    """Return the labels of both sides; those of several factors are text."""
     dims, coords = [], []
     for side in (0, 1):
-        own = [axis for axis in factors if axis.side == side]
-        if len(own) == 1:
-            dims.append(own[0].name)
-            coords.append({} if own[0].labels is None else {own[0].name: own[0].labels})
+        side_factors = [axis for axis in factors if axis.side == side]
+        if len(side_factors) == 1:
+            dims.append(side_factors[0].name)
+            coords.append(
+                {}
+                if side_factors[0].labels is None
+                else {side_factors[0].name: side_factors[0].labels}
+            )
             continue
         dims.append(SIDES[side])
-        coords.append(stacked_labels(SIDES[side], [(a.name, a.length, a.labels) for a in own]))
-    attrs = {dim: told for own in given for dim, told in own.attrs.items() if dim in dims}
+        coords.append(
+            stacked_labels(SIDES[side], [(a.name, a.length, a.labels) for a in side_factors])
+        )
+    attrs = {
+        dim: units for labels in part_labels for dim, units in labels.attrs.items() if dim in dims
+    }
     return JointLabels(dims[0], dims[1], coords[0], coords[1], name, attrs)
 
 
 def stacked_labels(
     dim: str, factors: Sequence[tuple[str, int, NDArray[Any] | None]]
 ) -> dict[str, NDArray[Any]]:
-    """Return coordinates of a side where factors (name, length, labels) are one behind another."""
+    """Return the coordinates of a side with several factors (name, length, labels)."""
     names, lengths, labels = zip(*factors, strict=True)
     texts = [
-        (np.arange(length) if own is None else own).astype(str)
-        for own, length in zip(labels, lengths, strict=True)
+        (np.arange(length) if values is None else values).astype(str)
+        for values, length in zip(labels, lengths, strict=True)
     ]
     return {
         FACTOR.format(dim): np.repeat(names, lengths),
@@ -414,7 +420,7 @@ def stacked_labels(
 
 
 def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index]]:
-    """Bands of a factor in which a relation has rows: their number, and which rows these are."""
+    """Yield the bands of a factor in which a relation has rows, and the rows of the relation."""
     for number in range(len(bands)):
         span = bands.slice(number)
         low, high = span.start - axis.start, span.stop - axis.start
@@ -425,16 +431,16 @@ def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index
 
 
 def _by_side(joint: Joint, axes: Mapping[str, Axis], grid: Grid) -> list[dict[int, Index]]:
-    """The same of both sides of the joint matrix."""
-    found: list[dict[int, Index]] = [{}, {}]
+    """Return these bands for both sides of the joint matrix."""
+    bands_of_side: list[dict[int, Index]] = [{}, {}]
     for name in joint.axes:
         side = axes[name].side
-        found[side] = dict(_pieces(joint, axes[name], (grid.rows, grid.cols)[side]))
-    return found
+        bands_of_side[side] = dict(_pieces(joint, axes[name], (grid.rows, grid.cols)[side]))
+    return bands_of_side
 
 
 def _blocks_of(joint: Joint, axes: Mapping[str, Axis], grid: Grid) -> list[Block]:
-    """The blocks that belong to a relation."""
+    """Return the blocks that belong to a relation."""
     rows, cols = _by_side(joint, axes, grid)
     return [Block(row, col) for row in rows for col in cols]
 
@@ -442,7 +448,7 @@ def _blocks_of(joint: Joint, axes: Mapping[str, Axis], grid: Grid) -> list[Block
 def _cut(
     joint: Joint, part: BlockedData, axes: Mapping[str, Axis], grid: Grid, dtype: Any
 ) -> Iterator[tuple[Block, AnyBlock]]:
-    """The blocks of a relation, in its unit, from those of its own matrix: a band at a time."""
+    """Yield the blocks of a relation in its unit, made from its own matrix band by band."""
     sides = _by_side(joint, axes, grid)
     outer, inner = sides[::-1] if joint.turned else sides
     for first, rows in outer.items():
@@ -453,32 +459,34 @@ def _cut(
 
 
 def _strip(part: BlockedData, rows: Index) -> Any:
-    """Some rows of a matrix, as an array or as compressed rows, columns as the caller has them."""
+    """Return some rows of a matrix, dense or compressed, with columns in the caller's order."""
     band, place = part._placed(rows, 0)
-    found, order = [], np.empty(0, np.int64)
+    pieces, order = [], np.empty(0, np.int64)
     for number in np.unique(band):
         which = np.flatnonzero(band == number)
         view = band_of(part, True, int(number))
-        own: Any = as_scipy(view) if isinstance(view, SparseBlock) else view.block
-        found.append(own[place[which]])
+        matrix: Any = as_scipy(view) if isinstance(view, SparseBlock) else view.block
+        pieces.append(matrix[place[which]])
         order = np.concatenate([order, which])
-    whole: Any = (
-        sparse.vstack(found, format="csr") if sparse.issparse(found[0]) else np.concatenate(found)
+    stacked: Any = (
+        sparse.vstack(pieces, format="csr")
+        if sparse.issparse(pieces[0])
+        else np.concatenate(pieces)
     )
-    whole = whole[inverse(order)]
-    return whole if part.col_order is None else whole[:, inverse(part.col_order)]
+    stacked = stacked[inverse(order)]
+    return stacked if part.col_order is None else stacked[:, inverse(part.col_order)]
 
 
 def _piece(strip: Any, cols: Index, joint: Joint, dtype: Any) -> AnyBlock:
-    """Some columns of a strip as a block, turned if the joint matrix has it so."""
-    own: Any = strip[:, cols]
-    own = own.T if joint.turned else own
-    if sparse.issparse(own):
-        rows = sparse.csr_array(cast("Any", own))
+    """Return some columns of a strip as a block, transposed if the joint matrix requires it."""
+    part: Any = strip[:, cols]
+    part = part.T if joint.turned else part
+    if sparse.issparse(part):
+        rows = sparse.csr_array(cast("Any", part))
         rows.sort_indices()
         values = rows.data.astype(dtype) / dtype.type(joint.unit)
         return block_of(rows.indptr, rows.indices, values, rows.shape, joint.unstored == "zero")
-    values = np.array(own, dtype, order="C")
+    values = np.array(part, dtype, order="C")
     values /= dtype.type(joint.unit)
     return BlockView(values, 0, 0, *values.shape)
 

@@ -1,7 +1,7 @@
-"""Long tables, with a line for each entry: how they are told from matrices, and those in memory.
+"""Long tables, with a line for each entry: their distinction from matrices, and those in memory.
 
-A frame is a table in memory: of pandas, or of any library that gives out its columns by the
-dataframe interchange protocol (``__dataframe__``) or as Arrow streams (``__arrow_c_stream__``).
+A frame is a table in memory: of pandas, or of any library that exports its columns by the dataframe
+interchange protocol (``__dataframe__``) or as Arrow streams (``__arrow_c_stream__``).
 """
 
 import sys
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.adapters import Source, from_pandas
-from daskfactor.data.entries import Piece, coordinate_pieces, text_array
+from daskfactor.data.coo import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
-from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
-from daskfactor.data.tables import Look, Wanted, chosen_columns
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, storable, usable_dims
+from daskfactor.data.statistics import SourceInfo
+from daskfactor.data.tables import ReadOptions, TableColumns, chosen_columns
 from daskfactor.errors import DataError, OptionError
 
 
@@ -25,45 +26,47 @@ class UnclearTableError(DataError):
 
 
 ROLES = ("rows", "columns", "values")
-UNCLEAR = 3
-"""Columns of a table that may be keys and values as well as a matrix."""
+UNCLEAR_WIDTH = 3
+"""Number of columns at which a table may be a matrix or a long table."""
 
 
 def is_long(
-    where: str, names: Sequence[str], labelled: bool, has_keys: bool, wanted: Wanted
+    table: str, names: Sequence[str], labelled: bool, has_keys: bool, options: ReadOptions
 ) -> bool:
-    """Return whether a table has a line for each entry, and not one for each row of a matrix.
+    """Return whether a table has a line for each entry, not one for each row of a matrix.
 
-    It has if a column of it is asked for, or ``table`` says so.
+    It does if options name a column of it, or if ``table`` is True.
 
     Parameters
     ----------
-    where
+    table
         Name of the table in messages.
     names
-        Of its columns.
+        Names of its columns.
     labelled
-        Whether its rows have labels besides, so that no column holds keys.
+        True if its rows have labels, so that no column holds keys.
     has_keys
-        Whether the first two columns that have names may hold keys: the first one whole numbers,
-        or anything more than once, the second one whole numbers or texts.
+        True if the first two named columns may hold keys: the first one integers or repeated
+        values, the second one integers or texts.
 
     Raises
     ------
     UnclearTableError
-        If it has three columns, or keys in two of four (as where times follow ratings), and
-        nothing says what it is.
+        If it has three columns, or keys in two of four (as in ratings with times), and the
+        options do not decide.
     """
-    if wanted.table is not None or asked_for(wanted):
-        return wanted.table is not False
-    named = [at for at, name in enumerate(names) if name]  # an index that was written has no name
-    if not labelled and (len(named) == UNCLEAR or (len(named) == UNCLEAR + 1 and has_keys)):
-        columns = [_called(names, at) for at in named[:UNCLEAR]]
-        called = ", ".join(f"{role}={own}" for role, own in zip(ROLES, columns, strict=True))
+    if options.table is not None or names_columns(options):
+        return options.table is not False
+    named = [at for at, name in enumerate(names) if name]  # a written index has no name
+    if not labelled and (
+        len(named) == UNCLEAR_WIDTH or (len(named) == UNCLEAR_WIDTH + 1 and has_keys)
+    ):
+        columns = [_called(names, at) for at in named[:UNCLEAR_WIDTH]]
+        called = ", ".join(f"{role}={column}" for role, column in zip(ROLES, columns, strict=True))
         raise UnclearTableError(
-            f"{where} could be a table with a line for each entry (row key, column key, value) or "
-            f"a matrix of {len(named)} columns; say which: pass {called} (or table=True) if it has "
-            "a line for each entry, table=False if it is a matrix"
+            f"{table} could be a table with a line for each entry (row key, column key, value) "
+            f"or a matrix of {len(named)} columns; say which: pass {called} (or table=True) if it "
+            "has a line for each entry, table=False if it is a matrix"
         )
     return False
 
@@ -73,13 +76,13 @@ def _called(names: Sequence[str], at: int) -> str:
     return str(at) if names[at] == f"f{at}" else repr(names[at])
 
 
-def asked_for(wanted: Wanted) -> bool:
-    """Whether columns of a table were named."""
-    return (wanted.rows, wanted.columns, wanted.values) != (None, None, None)
+def names_columns(options: ReadOptions) -> bool:
+    """Return whether options name columns of a table."""
+    return (options.rows, options.columns, options.values) != (None, None, None)
 
 
 def is_frame(data: object) -> bool:
-    """Whether an object is a table in memory, of whatever library."""
+    """Return whether an object is a table in memory, of any library."""
     kind = type(data)
     if hasattr(kind, "__dataframe__") or _is_stacked(data):
         return True
@@ -89,60 +92,62 @@ def is_frame(data: object) -> bool:
 
 
 def _is_stacked(data: Any) -> bool:
-    """Whether this is a pandas.Series with two keys for each value."""
+    """Return whether an object is a pandas.Series with two keys for each value."""
     series = getattr(sys.modules.get("pandas"), "Series", ())
     return isinstance(data, series) and data.index.nlevels == 2
 
 
-def open_frame(data: Any, wanted: Wanted) -> Source:
-    """A table in memory, as a matrix or as one with a line for each entry.
+def open_frame(data: Any, options: ReadOptions) -> Source:
+    """Return the source of a table in memory: a matrix, or a long table.
 
     Raises
     ------
     DataError
-        If it may be either, or keys or values cannot be used.
+        If it could be either, or keys or values cannot be used.
     OptionError
-        If it lacks a column that was asked for.
+        If it lacks a column that the options name.
     """
     import pandas as pd
 
-    known = isinstance(data, pd.DataFrame | pd.Series)
+    is_pandas = isinstance(data, pd.DataFrame | pd.Series)
     name = f"the {type(data).__name__}"
-    frame = data if known else _as_pandas(data, name)
+    frame = data if is_pandas else _as_pandas(data, name)
     if _is_stacked(data):
-        if wanted.table is False:
+        if options.table is False:
             raise OptionError(
                 f"{name} has two keys for each value, which table=False forbids; leave table out, "
                 "or pass series.unstack()"
             )
         frame = data.to_frame("value" if data.name is None else data.name)
-    pairs = frame.index.nlevels == 2 and frame.shape[1] == 1 and wanted.table is not False
+    pairs = frame.index.nlevels == 2 and frame.shape[1] == 1 and options.table is not False
     if pairs:
-        keys = [own or usual for own, usual in zip(frame.index.names, DEFAULT_DIMS, strict=True)]
+        keys = [
+            level or usual for level, usual in zip(frame.index.names, DEFAULT_DIMS, strict=True)
+        ]
         frame = frame.rename_axis(keys).reset_index(allow_duplicates=True)
-    chosen = {wanted.rows, wanted.columns, wanted.values} - {None}
-    if wanted.table is not False and chosen & set(frame.index.names):
+    chosen = {options.rows, options.columns, options.values} - {None}
+    if options.table is not False and chosen & set(frame.index.names):
         frame = frame.reset_index()
-    given = [str(column) for column in frame.columns]
+    all_names = [str(column) for column in frame.columns]
     labelled = not (frame.index.name is None and frame.index.dtype.kind in "iu")
     has_keys = False
-    if len(given) > UNCLEAR:
+    if len(all_names) > UNCLEAR_WIDTH:
         (first, second), types = frame.dtypes.iloc[:2], pd.api.types
         has_keys = types.is_integer_dtype(first) or frame.iloc[:, 0].duplicated().any()
         has_keys = has_keys and not types.is_float_dtype(second)
-    if not pairs and not is_long(name, given, labelled, has_keys, wanted):
-        return from_pandas(_labelled(frame, given))
-    if len(set(given)) < len(given):
-        raise DataError(f"{name} has two columns of one name: {', '.join(given)}; rename one")
-    names = chosen_columns(name, given, wanted)
-    columns = [frame.iloc[:, given.index(column)] for column in names]
+    if not pairs and not is_long(name, all_names, labelled, has_keys, options):
+        return from_pandas(_labelled(frame, all_names))
+    if len(set(all_names)) < len(all_names):
+        raise DataError(f"{name} has two columns of one name: {', '.join(all_names)}; rename one")
+    names = chosen_columns(name, all_names, options)
+    columns = [frame.iloc[:, all_names.index(column)] for column in names]
     return _entries(name, names, columns)
 
 
-def _labelled(frame: Any, given: list[str]) -> Any:
-    """The frame with its first column as index, if that holds labels and it has no others."""
+def _labelled(frame: Any, all_names: list[str]) -> Any:
+    """Return the frame with its first column as index, if that holds its only labels."""
     counted = type(frame.index).__name__ == "RangeIndex" and frame.index.name is None
-    if counted and len(given) > 1 and frame.columns.nlevels == 1:
+    if counted and len(all_names) > 1 and frame.columns.nlevels == 1:
         first = frame.iloc[:, 0]
         if _holds_names(first) and {*map(_kind, frame.dtypes[1:])} == {"number"}:
             return frame.iloc[:, 1:].set_index(first)
@@ -158,7 +163,7 @@ def _holds_names(column: Any) -> bool:
 
 
 def _as_pandas(data: Any, name: str) -> Any:
-    """A frame of another library; texts as categories, whose texts are there once."""
+    """Convert a frame of another library; texts become categories."""
     import pandas as pd
 
     try:
@@ -191,12 +196,12 @@ def _kind(dtype: Any) -> str:
     return "key" if letter in "OUSTMm" else "other"
 
 
-def _entries(where: str, names: Sequence[str], columns: Sequence[Any]) -> Source:
-    """Entries from columns of keys and, unless lines are counted, of values."""
+def _entries(table: str, names: Sequence[str], columns: Sequence[Any]) -> Source:
+    """Return the source of columns of keys and, unless lines are counted, of values."""
     (rows, row_labels), (cols, col_labels) = (
-        _numbered(where, name, column) for name, column in zip(names[:2], columns, strict=False)
+        _numbered(table, name, column) for name, column in zip(names[:2], columns, strict=False)
     )
-    values = _numbers(where, names[2], columns[2]) if len(names) > 2 else None
+    values = _numbers(table, names[2], columns[2]) if len(names) > 2 else None
     dims = usable_dims(*names[:2])
     sides = zip(dims, (row_labels, col_labels), strict=True)
     coords = [{dim: labels} for dim, labels in sides]
@@ -215,37 +220,37 @@ def _entries(where: str, names: Sequence[str], columns: Sequence[Any]) -> Source
     )
 
 
-def _numbered(where: str, name: str, column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The position of every key, and the keys in ascending order: by size, or by code point.
+def _numbered(table: str, name: str, column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return the position of every key, and the keys in order of size or code point.
 
     Raises
     ------
     DataError
-        If a key is missing, or they are of several types, or of one that is none for keys.
+        If a key is missing, or keys have several types or an unsupported one.
     """
     import pandas as pd
 
     missing = int(column.isna().sum())
     if missing:
         raise DataError(
-            f"{missing} lines of {where} have nothing in the key column {name!r}; remove them, or "
+            f"{missing} lines of {table} have nothing in the key column {name!r}; remove them, or "
             "fill it in"
         )
     if getattr(column.dtype, "kind", "O") == "f":
         raise DataError(
-            f"column {name!r} of {where} holds {column.dtype}; keys must be whole numbers, texts "
+            f"column {name!r} of {table} holds {column.dtype}; keys must be whole numbers, texts "
             "or dates; convert it, or choose others with rows and columns"
         )
-    codes, found = pd.factorize(column)
-    if isinstance(found, pd.CategoricalIndex):
-        found = found.astype(found.categories.dtype)
-    labels = np.asarray(found)
+    codes, keys = pd.factorize(column)
+    if isinstance(keys, pd.CategoricalIndex):
+        keys = keys.astype(keys.categories.dtype)
+    labels = np.asarray(keys)
     timed = isinstance(pd.Index(labels), pd.DatetimeIndex | pd.PeriodIndex)
     if labels.dtype.kind == "O" and not timed:
         kinds = {type(label).__name__ for label in labels}
         if kinds and kinds != {"str"}:
             raise DataError(
-                f"the key column {name!r} of {where} holds {' and '.join(sorted(kinds))}; keys "
+                f"the key column {name!r} of {table} holds {' and '.join(sorted(kinds))}; keys "
                 "must be whole numbers, texts or dates, all of one type: convert them, for example "
                 "with .astype(str)"
             )
@@ -255,30 +260,30 @@ def _numbered(where: str, name: str, column: Any) -> tuple[NDArray[np.int64], ND
     return inverse(order)[codes], labels[order]
 
 
-def _numbers(where: str, name: str, column: Any) -> NDArray[Any]:
-    """Numbers, NaN where there is nothing."""
+def _numbers(table: str, name: str, column: Any) -> NDArray[Any]:
+    """Return numbers, NaN where empty."""
     if _kind(column.dtype) != "number":
         raise DataError(
-            f"column {name!r} of {where} holds {column.dtype}; values must be numbers; choose "
+            f"column {name!r} of {table} holds {column.dtype}; values must be numbers; choose "
             "another with values, or values=False to count lines"
         )
     return _floats(column)
 
 
 def _floats(column: Any) -> NDArray[Any]:
-    """As an array of NumPy's, NaN where there is nothing."""
+    """Return a NumPy array, NaN where empty."""
     if isinstance(column.dtype, np.dtype):
         return np.asarray(column.to_numpy())
     return np.asarray(column.to_numpy("float64", na_value=np.nan))
 
 
-def long_file(where: str, look: Look, source: Source, wanted: Wanted) -> Source:
-    """The source of a table in a file, once it is known to have a line for each entry."""
-    names = chosen_columns(where, look.names, wanted)
-    found = _recorded([look.names.index(name) for name in names]) | {"header": look.header}
-    return replace(source, info=replace(source.info, table=found))
+def long_file(table: str, columns: TableColumns, source: Source, options: ReadOptions) -> Source:
+    """Return the source of a long table in a file."""
+    names = chosen_columns(table, columns.names, options)
+    recorded = _recorded([columns.names.index(name) for name in names]) | {"header": columns.header}
+    return replace(source, info=replace(source.info, table=recorded))
 
 
 def _recorded(columns: Sequence[Any]) -> dict[str, Any]:
-    """Columns of keys and of values as they are asked for again."""
+    """Return the columns of keys and values as read options."""
     return dict(zip(ROLES, [*columns, False][:3], strict=True))

@@ -1,7 +1,7 @@
-"""Entries on their way to blocks, in pieces: how a sparse matrix is taken to them, and their keys.
+"""Sparse entries in pieces, with their keys, before they are in blocks.
 
-Positions of keys follow the order of the keys (numbers by size, texts by code point), so
-that they do not depend on the order of the lines of a file.
+Positions follow the order of the keys (numbers by size, texts by code point), so that they do not
+depend on the order of the lines of a file.
 """
 
 from collections.abc import Iterator
@@ -20,22 +20,22 @@ Positions = NDArray[np.int64]
 IntArray = NDArray[np.integer[Any]]
 
 PIECE = 2**19
-"""Entries that are handled together: 25 MB or so on their way through."""
+"""Entries per piece: about 25 MB during processing."""
 TABLE = 4
-"""Whole numbers that span less than so many times their count, and a piece, go by a table."""
+"""Use a lookup table for integers whose range is below this multiple of their number."""
 FAR = 2**62
-"""Keys from here on could overflow when one is taken from another."""
+"""Size of keys from which differences could overflow."""
 DENSE_PART = 2**22
-LEAST_LINES = 16
-"""Rows of a file that are read together: so many, or as many as hold so many cells."""
+MIN_LINES = 16
+"""Minimum number of rows of a file that are read together."""
 
 
 Keys: TypeAlias = "IntArray | pd.Categorical"
-"""Whole numbers, or texts as codes and categories."""
+"""Integer keys, or text keys as codes and categories."""
 
 
 class Piece(NamedTuple):
-    """Some entries: their keys and values."""
+    """Some entries: row keys, column keys and values."""
 
     rows: Keys
     cols: Keys
@@ -43,18 +43,18 @@ class Piece(NamedTuple):
 
 
 class Axis:
-    """The rows or the columns, by their keys.
+    """Keys of the rows or of the columns, and their positions.
 
-    Keys are learnt in a first pass, piece by piece, and `finish` ends it; then their positions
-    are asked for, from any thread.
+    Keys are collected in a first pass, piece by piece; `finish` ends it. Then `positions` can be
+    called from any thread.
 
     Parameters
     ----------
     side
-        How messages call one of them.
+        Name of one of them in messages.
     size
-        How many there are, if keys are positions from 0. Otherwise keys are names: whole
-        numbers such as user ids, or texts, as the first piece says.
+        Number of positions, if keys are positions from 0. Otherwise keys are names: integers such
+        as user ids, or texts, according to the first piece.
     """
 
     def __init__(self, side: str, size: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Axis:
         self._size = size
         self._text = False if size is not None else None
         self._counts = np.zeros(size or 0, np.int64)
-        self._found: list[pd.Series[int]] = []
+        self._counted_keys: list[pd.Series[int]] = []
         self._index: Any = None
         self._low = 0
         self._places: Positions | None = None
@@ -74,38 +74,38 @@ class Axis:
         elif len(keys):
             import pandas as pd  # not before keys are names
 
-            self._text = self._checked(keys)
+            self._text = self._is_text_keys(keys)
             if self._text:
-                found = pd.Series(keys).value_counts(sort=False)
-                found = found[found > 0]
-                # Categories would be merged in an order of their own.
-                found.index = pd.Index(list(map(str, found.index)), dtype=object)
+                key_counts = pd.Series(keys).value_counts(sort=False)
+                key_counts = key_counts[key_counts > 0]
+                # Categories would be merged in their own order.
+                key_counts.index = pd.Index(list(map(str, key_counts.index)), dtype=object)
             else:
-                found = _counted(np.asarray(keys))
-            self._found.append(found)
-            if sum(map(len, self._found[1:])) > len(self._found[0]):
+                key_counts = _counted(np.asarray(keys))
+            self._counted_keys.append(key_counts)
+            if sum(map(len, self._counted_keys[1:])) > len(self._counted_keys[0]):
                 self._merge()
 
     def finish(self) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Entries at each position, and the labels unless keys are positions."""
-        if not self._found:
+        """Return the number of entries at each position, and the labels of keys that are names."""
+        if not self._counted_keys:
             return self._counts, None
         self._merge()
-        self._index, counts = self._found[0].index, self._found[0].to_numpy(np.int64)
+        self._index, counts = self._counted_keys[0].index, self._counted_keys[0].to_numpy(np.int64)
         labels = None if self._text else self._index.to_numpy()
-        if labels is not None and _close(labels):
+        if labels is not None and _is_compact(labels):
             self._low, high = int(labels[0]), int(labels[-1])
             self._places = np.full(high - self._low + 3, -1)
             self._places[labels.astype(np.int64) - self._low + 1] = np.arange(labels.size)
         else:
-            self._index.get_indexer(self._index[:1])  # makes its table, before threads ask for it
+            self._index.get_indexer(self._index[:1])  # builds its hash table before threads use it
         if labels is None:
             return counts, text_array(self._index.tolist())
         return counts, labels
 
     def positions(self, keys: Keys) -> Positions:
-        """The position of each key."""
-        self._checked(keys)
+        """Return the position of each key."""
+        self._is_text_keys(keys)
         if self._size is None:
             out: Positions
             if self._places is None:
@@ -130,8 +130,8 @@ class Axis:
             )
         return numbers
 
-    def _checked(self, keys: Keys) -> bool:
-        """Whether keys are texts, as all of them or none must be."""
+    def _is_text_keys(self, keys: Keys) -> bool:
+        """Return whether keys are texts; refuse a mixture of texts and numbers."""
         text = not isinstance(keys, np.ndarray)
         if self._text not in (None, text):
             raise DataError(
@@ -141,40 +141,40 @@ class Axis:
         return text
 
     def _merge(self) -> None:
-        """Add up what was counted so far, in the order of the keys."""
+        """Sum the counts collected so far, in the order of the keys."""
         import pandas as pd
 
-        self._found = [pd.concat(self._found).groupby(level=0).sum()]
+        self._counted_keys = [pd.concat(self._counted_keys).groupby(level=0).sum()]
 
 
-def _close(keys: IntArray) -> bool:
-    """Whether whole numbers lie close enough together for a table of all that are between them."""
+def _is_compact(keys: IntArray) -> bool:
+    """Return whether integers are dense enough for a lookup table over their range."""
     low, high = int(keys.min()), int(keys.max())
     return high - low < TABLE * keys.size + PIECE and max(-low, high) < FAR
 
 
 def _counted(keys: IntArray) -> "pd.Series[int]":
-    """How often each number is there; a table counts where they are close together."""
+    """Return the count of each number; counts by a table if numbers are dense."""
     import pandas as pd
 
-    if not _close(keys):
+    if not _is_compact(keys):
         return pd.Series(keys).value_counts(sort=False)
     low = int(keys.min())
     counts = np.bincount(keys.astype(np.int64, copy=False) - low)
-    (found,) = np.nonzero(counts)
-    return pd.Series(counts[found], index=(found + low).astype(keys.dtype))
+    (offsets,) = np.nonzero(counts)
+    return pd.Series(counts[offsets], index=(offsets + low).astype(keys.dtype))
 
 
 def text_array(names: list[str]) -> NDArray[Any]:
-    """Texts as an array of fixed width, or as objects where one long text would waste memory."""
+    """Return texts as a fixed-width array, or as objects if one long text would waste memory."""
     longest = max(map(len, names), default=0)
     roomy = longest > 64 and longest * len(names) > 4 * sum(map(len, names))
-    found: NDArray[Any] = np.array(names, dtype=object if roomy else np.str_)
-    return found
+    array: NDArray[Any] = np.array(names, dtype=object if roomy else np.str_)
+    return array
 
 
 def compressed_pieces(matrix: Any, row0: int = 0, col0: int = 0) -> Iterator[Piece]:
-    """Compressed rows or columns, wherever their arrays lie, piece by piece."""
+    """Yield the entries of compressed rows or columns, in memory or a file, in pieces."""
     pointers, total = matrix.indptr, int(matrix.indptr[-1])
     for start in range(int(pointers[0]), total, PIECE):
         stop = min(start + PIECE, total)
@@ -190,35 +190,36 @@ def compressed_pieces(matrix: Any, row0: int = 0, col0: int = 0) -> Iterator[Pie
 def coordinate_pieces(
     rows: NDArray[Any], cols: NDArray[Any], data: NDArray[Any]
 ) -> Iterator[Piece]:
-    """Three arrays of the same length, piece by piece."""
+    """Yield the entries of three arrays of the same length, in pieces."""
     for start in range(0, data.size, PIECE):
         part = slice(start, start + PIECE)
         yield Piece(rows[part].astype(np.int64), cols[part].astype(np.int64), data[part])
 
 
 def canonical(matrix: Any, add: bool = True) -> Any:
-    """Compressed rows or columns without duplicates: the matrix itself if it is that already.
+    """Return compressed rows or columns without duplicates; the matrix itself if possible.
 
-    Diagonals (dia) and small dense blocks (bsr) are padded with zeros that nobody
-    stored on purpose, so theirs are left out.
+    Diagonals (dia) and small dense blocks (bsr) are padded with zeros, which are dropped.
 
     Raises
     ------
     DataError
         If the matrix is damaged, or has duplicates and they may not be added up.
     """
-    found: Any
+    compressed_matrix: Any
     if matrix.format == "coo":
         _check_indices(matrix.row, matrix.shape[0], "row")
         _check_indices(matrix.col, matrix.shape[1], "column")
         pairs = (matrix.row, matrix.col)
-        found = sparse.coo_array((summable(matrix.data), pairs), shape=matrix.shape).tocsr()
+        compressed_matrix = sparse.coo_array(
+            (summable(matrix.data), pairs), shape=matrix.shape
+        ).tocsr()
         stored = matrix.data.size
     elif matrix.format not in ("csr", "csc"):
-        found = matrix.tocsr()
+        compressed_matrix = matrix.tocsr()
         if matrix.format in ("bsr", "dia"):
-            found.eliminate_zeros()
-        return found
+            compressed_matrix.eliminate_zeros()
+        return compressed_matrix
     else:
         by_rows = matrix.format == "csr"
         length, width = matrix.shape if by_rows else matrix.shape[::-1]
@@ -226,20 +227,20 @@ def canonical(matrix: Any, add: bool = True) -> Any:
         check_pointers(matrix.indptr, matrix.indices, matrix.data, length)
         _check_indices(matrix.indices, width, "column" if by_rows else "row")
         kind = sparse.csr_array if by_rows else sparse.csc_array
-        # Shares the arrays, but not what was noted about them.
-        found = kind(parts, shape=matrix.shape)
-        if found.has_canonical_format:
-            return found
-        found = kind((summable(parts[0]), *parts[1:]), shape=matrix.shape, copy=True)
-        stored = found.nnz
-        found.sum_duplicates()
-    if not add and found.nnz < stored:
-        raise doubled(stored - found.nnz)
-    return found
+        # Shares the arrays, but not the flags of the matrix.
+        compressed_matrix = kind(parts, shape=matrix.shape)
+        if compressed_matrix.has_canonical_format:
+            return compressed_matrix
+        compressed_matrix = kind((summable(parts[0]), *parts[1:]), shape=matrix.shape, copy=True)
+        stored = compressed_matrix.nnz
+        compressed_matrix.sum_duplicates()
+    if not add and compressed_matrix.nnz < stored:
+        raise doubled(stored - compressed_matrix.nnz)
+    return compressed_matrix
 
 
 def doubled(count: int) -> DataError:
-    """The error for entries that name a cell again where a cell has one value."""
+    """Return the error for duplicate entries in data that allow one value per cell."""
     return DataError(
         f"{count} entries name a cell that another entry names already, but with "
         'unstored="missing" (ratings, for example) a cell has one value; keep one of each, or add '
@@ -249,7 +250,7 @@ def doubled(count: int) -> DataError:
 
 
 def summable(values: NDArray[Any]) -> NDArray[Any]:
-    """Values in a type in which duplicates can be summed and that scipy knows."""
+    """Return values in a dtype that scipy supports and in which duplicates can be summed."""
     if values.dtype.kind in "bi" or (values.dtype.kind == "u" and values.dtype.itemsize < 8):
         return values.astype(np.int64, copy=False)
     if values.dtype == np.float16:
@@ -260,7 +261,7 @@ def summable(values: NDArray[Any]) -> NDArray[Any]:
 def check_pointers(
     pointers: IntArray, indices: IntArray, values: NDArray[Any], length: int
 ) -> None:
-    """What makes compressed rows readable at all; matrices made by hand may lack it."""
+    """Check the row pointers of compressed rows, which may be wrong if made by hand."""
     wrong, sizes = "", (indices.shape[0], values.shape[0])
     if pointers.shape != (length + 1,) or pointers[0] != 0:
         wrong = f"indptr must have {length + 1} entries, the first of them 0"

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.data.blocks import open_shared
+from daskfactor.data.coupled import CoupledData, join
 from daskfactor.data.grid import Grid
-from daskfactor.data.joined import JoinedData, join
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.kernels.views import BlockView, SparseBlock
 from tests.refusals import refused
@@ -56,7 +56,7 @@ def known(values, kind):
 def test_views_of_three_kinds_stand_side_by_side_in_their_units():
     stored = {"counts": "zero", "rated": "missing"}
     with join(MIXED, unstored=stored, blocks=5, dtype="float64") as data:
-        assert isinstance(data, JoinedData)
+        assert isinstance(data, CoupledData)
         assert (data.shape, data.unstored) == ((24, 24), "mixed")
         parts = [COUNTS, GAPPY, known(RATED, "missing")]
         naive = np.hstack([own / unit(own) for own in parts])

@@ -1,9 +1,8 @@
-"""Zarr of anybody's making, opened so that reading it runs no code and takes memory in bounds.
+"""Zarr stores of unknown origin, opened so that reading them runs no code and bounds memory.
 
-Which codec decodes a chunk, and how large it gets, is written in the store itself. So arrays
-are read through `CarefulStore`: codecs are those of `CODECS` alone (one of numcodecs' own
-unpickles), and chunks are no larger than memory. What fails on the way is tried again, see
-`daskfactor.urls`.
+The store itself says which codec decodes a chunk, and how large a chunk is. So arrays are read
+through `SafeStore`: it allows only the codecs in `CODECS` (one of numcodecs' own unpickles), and no
+chunks larger than memory. Failed reads are retried, see `daskfactor.urls`.
 """
 
 import json
@@ -29,8 +28,8 @@ from daskfactor.urls import (
 )
 
 DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-COPIES: Final = 4
-"""A chunk that is being decoded exists compressed, decompressed and in what is read of it."""
+DECODING_COPIES: Final = 4
+"""Copies of a chunk while it is decoded: compressed, decompressed and in the array read."""
 CHECKSUMS: Final = frozenset(["adler32", "crc32", "crc32c", "fletcher32"])
 NUMBERS: Final = frozenset(["astype", "bitround", "delta", "fixedscaleoffset", "quantize"])
 BYTES: Final = frozenset(["bytes", "packbits", "shuffle", "transpose", "vlen-bytes", "vlen-utf8"])
@@ -38,22 +37,22 @@ COMPRESSORS: Final = frozenset(["blosc", "bz2", "gzip", "lz4", "zlib", "zstd"])
 CODECS: Final = CHECKSUMS | NUMBERS | BYTES | COMPRESSORS | {"sharding_indexed"}
 """Codecs that decode a chunk and do nothing else."""
 POINTER: Final = 8
-"""Bytes of an entry of an array of texts, dates or differences of dates."""
+"""Bytes per entry of an array of texts, dates or time differences."""
 
 
-def zarr_store(location: str) -> "CarefulStore":
-    """What is at a path or URL, as a store that zarr, xarray and anndata read: zarr or Icechunk."""
+def zarr_store(location: str) -> "SafeStore":
+    """Return the store at a path or URL, zarr or Icechunk, for zarr, xarray and anndata."""
     store = plain_store(location)
     with url_errors(store.location):
         if not any(sync(store.exists(name)) for name in DOCUMENTS[:3]):
-            found = repository_store(store.location)
-            if found is not None:
-                return CarefulStore(found[0], store.location, found[1])
+            repository = repository_store(store.location)
+            if repository is not None:
+                return SafeStore(repository[0], store.location, repository[1])
     return store
 
 
-def plain_store(location: str) -> "CarefulStore":
-    """The same of zarr alone."""
+def plain_store(location: str) -> "SafeStore":
+    """Return the zarr store at a path or URL."""
     location = absolute(location)
     with url_errors(location):
         url, options = fsspec_args(location)
@@ -61,26 +60,26 @@ def plain_store(location: str) -> "CarefulStore":
             plain: Any = FsspecStore.from_url(url, options, read_only=True)
         else:
             plain = LocalStore(location, read_only=True)
-    return CarefulStore(plain, location)
+    return SafeStore(plain, location)
 
 
 def open_zarr(location: str) -> Any:
-    """The array or group at a path or URL, for reading."""
+    """Open the array or group at a path or URL for reading."""
     import zarr
 
     store = zarr_store(location)
     return zarr.open(store=store, path=store.inside, mode="r")
 
 
-class CarefulStore(WrapperStore[Any]):
-    """A zarr store to read from, of which no array is decoded that might do harm.
+class SafeStore(WrapperStore[Any]):
+    """Read-only zarr store that refuses arrays whose decoding could do harm.
 
     Parameters
     ----------
     store
         Store that holds the chunks.
     location
-        Location of the store, for messages, and to know whether a network is between.
+        Location of the store, for messages; reads from a URL are retried.
     inside
         Path inside the store.
     """
@@ -102,24 +101,24 @@ class CarefulStore(WrapperStore[Any]):
         Raises
         ------
         StoreFormatError
-            If decoding it may run code, or take more memory than there is.
+            If decoding it could run code, or take more memory than is free.
         StoreError
-            If it is out of reach for too long.
+            If it cannot be reached after several attempts.
         """
         folder, _, name = key.rpartition("/")
         if name not in DOCUMENTS:
             self._check(key)
         value: Buffer | None = await self._ask(self._store.get, key, prototype, byte_range)
         if value is not None and name in DOCUMENTS:
-            self._note(folder, value.to_bytes())
+            self._record_arrays(folder, value.to_bytes())
         return value
 
     async def get_partial_values(self, prototype: Any, key_ranges: Any) -> list[Buffer | None]:
-        """Read parts of values, each like one."""
+        """Read parts of several values, with the checks of `get`."""
         return [await self.get(key, prototype, part) for key, part in key_ranges]
 
     async def exists(self, key: str) -> bool:
-        """Return whether there is a value."""
+        """Return whether a key exists."""
         return bool(await self._ask(self._store.exists, key))
 
     async def _ask(self, function: Any, *args: Any) -> Any:
@@ -129,27 +128,27 @@ class CarefulStore(WrapperStore[Any]):
 
     @property
     def _supports_sync_io(self) -> bool:
-        return False  # all is read by `get`, which checks it
+        return False  # every read goes through `get`, which checks it
 
     async def get_ranges(
         self, key: str, byte_ranges: Sequence[Any], *, prototype: Any, **_: Any
     ) -> AsyncIterator[Sequence[tuple[int, Any]]]:
-        """Read parts one by one, each like one value."""
+        """Read parts of a value one by one, with the checks of `get`."""
         for number, part in enumerate(byte_ranges):
             yield [(number, await self.get(key, prototype, part))]
 
-    def _note(self, folder: str, raw: bytes) -> None:
-        """Remember what a document says of arrays."""
+    def _record_arrays(self, folder: str, raw: bytes) -> None:
+        """Record the array metadata in a zarr document."""
         try:
             document = json.loads(raw)
         except (ValueError, RecursionError):
-            return  # zarr says it better
+            return  # zarr raises a better error
         for path, array in _documents(folder, document):
             self._arrays[path] = array
             self._checked.discard(path)
 
     def _check(self, key: str) -> None:
-        """Refuse a chunk of an array that has a foreign codec or chunks larger than memory."""
+        """Refuse a chunk of an array with a foreign codec or with chunks larger than memory."""
         path = key
         while path not in self._arrays:
             if not path:
@@ -158,7 +157,7 @@ class CarefulStore(WrapperStore[Any]):
         if path in self._checked:
             return
         try:
-            codecs, nbytes = _described(self._arrays[path])
+            codecs, nbytes = _codecs_and_size(self._arrays[path])
         except Exception as error:
             raise self._refused(path, "has metadata that cannot be understood") from error
         for codec in codecs:
@@ -168,20 +167,21 @@ class CarefulStore(WrapperStore[Any]):
                     f"is encoded with {codec!r}, which is not read here, because what it does to a "
                     "chunk of unknown origin is not known",
                 )
-        if not 0 <= COPIES * nbytes <= available_memory():
+        if not 0 <= DECODING_COPIES * nbytes <= available_memory():
             raise self._refused(
                 path,
-                f"has chunks that take {COPIES * nbytes} bytes to decode, more than is free",
+                f"has chunks that take {DECODING_COPIES * nbytes} bytes to decode, more than is "
+                "free",
                 "rewrite it with smaller chunks, or use a larger machine",
             )
         self._checked.add(path)
 
-    def _refused(self, path: str, why: str, remedy: str = "do not trust it") -> StoreFormatError:
-        return StoreFormatError(f"{path or 'the array'} of {self.location} {why}; {remedy}")
+    def _refused(self, path: str, reason: str, remedy: str = "do not trust it") -> StoreFormatError:
+        return StoreFormatError(f"{path or 'the array'} of {self.location} {reason}; {remedy}")
 
 
 def _documents(folder: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield paths and documents of all arrays in a document, which may be that of a tree."""
+    """Yield paths and metadata of all arrays in a document, consolidated or not."""
     if not isinstance(document, dict):
         return
     if "shape" in document:
@@ -194,8 +194,8 @@ def _documents(folder: str, document: Any) -> Iterator[tuple[str, dict[str, Any]
             yield f"{folder}/{path}".strip("/"), one
 
 
-def _described(document: dict[str, Any]) -> tuple[list[str], int]:
-    """Return the names of all codecs of an array, of format 2 or 3, and the bytes of a chunk."""
+def _codecs_and_size(document: dict[str, Any]) -> tuple[list[str], int]:
+    """Return the codec names of an array of format 2 or 3, and the bytes of a chunk."""
     if document.get("zarr_format") == 2:
         codecs = [*(document.get("filters") or []), document.get("compressor")]
         sides, dtype = document["chunks"], document["dtype"]
@@ -206,16 +206,18 @@ def _described(document: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def _names(codecs: list[Any]) -> Iterator[str]:
-    """Yield the names of codecs, those inside of shards among them."""
+    """Yield the names of codecs, including those inside shards."""
     for codec in filter(None, codecs):
-        about: dict[str, Any] = {"name": codec} if isinstance(codec, str) else codec
-        yield str(about["id"] if "id" in about else about["name"]).removeprefix("numcodecs.")
-        shard = about.get("configuration") or {}
+        codec_document: dict[str, Any] = {"name": codec} if isinstance(codec, str) else codec
+        yield str(
+            codec_document["id"] if "id" in codec_document else codec_document["name"]
+        ).removeprefix("numcodecs.")
+        shard = codec_document.get("configuration") or {}
         yield from _names([*shard.get("codecs", ()), *shard.get("index_codecs", ())])
 
 
 def _itemsize(dtype: Any) -> int:
-    """Return the bytes of an entry of a type, as a document of format 2 or 3 has it."""
+    """Return the bytes per entry of a data type, as a document of format 2 or 3 writes it."""
     if isinstance(dtype, list):  # of a table of format 2
         return sum(_itemsize(field[1]) for field in dtype)
     if isinstance(dtype, dict):

@@ -12,7 +12,7 @@ import zarr
 
 from daskfactor import as_blocks, convert, hold_out
 from daskfactor.data.blocks import BlockedData, open_shared
-from daskfactor.data.cells import StoredWeights
+from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import DataError, OptionError
 from tests.random_sparse import random_array
 from tests.refusals import refused
@@ -176,7 +176,7 @@ def test_zeros_that_are_not_stored_have_weight_one():
     np.testing.assert_allclose(data.mass.cols, whole.sum(0)[data.col_order], rtol=1e-6)
     np.testing.assert_allclose(data.mass.blocks.sum(), whole.sum(), rtol=1e-6)
     match, given = (
-        "zeros that are not stored have none",
+        "implicit zeros have none",
         {"unstored": "zero", "uncertainty": weights},
     )
     refused(OptionError, match, as_blocks, counts, 3, **given)
@@ -190,7 +190,7 @@ def test_blocks_of_a_store_with_weights_in_memory(tmp_path):
         data = as_blocks(place, uncertainty=stored(SIGMA), **options)
         assert (data.row_order is not None) == ("balance" in options)
         np.testing.assert_allclose(dense_of(data), WANTED, rtol=3e-7)
-    match = "both in memory, .*, which is read from where it is; pass what is there as a scipy"
+    match = "both in memory, .*, which is not in memory; pass its contents as a scipy"
     refused(OptionError, match, as_blocks, place, uncertainty=sigma)
 
 
