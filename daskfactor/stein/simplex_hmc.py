@@ -170,7 +170,7 @@ def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
 def leapfrog(
     posterior: Posterior, state: HMCState, momentum: Pair, spread: Pair, size: float, steps: int
 ) -> tuple[HMCState, Pair, int]:
-    """Take leapfrog steps, reflected at zero; return the end, its momentum, and the number of steps.
+    """Take leapfrog steps, reflected at zero; return the end, its momentum, and their number.
 
     Momenta are standard normal: u ← u + ½ε s G, x ← x + ε s u, u ← u + ½ε s G, s = 1/√m.
     Stops where density or gradient are not finite. A reflection changes the sign of x and u:
