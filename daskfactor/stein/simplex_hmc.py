@@ -170,7 +170,7 @@ def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
 def leapfrog(
     posterior: Posterior, state: HMCState, momentum: Pair, spread: Pair, size: float, steps: int
 ) -> tuple[HMCState, Pair, int]:
-    """Take leapfrog steps, reflected at zero; return the end, its momentum, and steps taken.
+    """Take leapfrog steps, reflected at zero; return the end, its momentum, and their number.
 
     Momenta are standard normal: u ← u + ½ε s G, x ← x + ε s u, u ← u + ½ε s G, s = 1/√m.
     Stops where density or gradient are not finite. A reflection changes the sign of x and u:
@@ -182,9 +182,9 @@ def leapfrog(
     """
     half, full = ([share * size * s for s in spread] for share in (0.5, 1.0))
     u = list(momentum)
-    taken = 0
+    count = 0
     for _ in range(steps):
-        taken += 1
+        count += 1
         u = [u + h * g for u, h, g in zip(u, half, state.gradient, strict=True)]
         moved = [x + s * u for x, s, u in zip(state.position, full, u, strict=True)]
         u = [np.where(x < 0, -u, u) for x, u in zip(moved, u, strict=True)]
@@ -192,7 +192,7 @@ def leapfrog(
         u = [u + h * g for u, h, g in zip(u, half, state.gradient, strict=True)]
         if not state.usable:
             break
-    return state, (u[0], u[1]), taken
+    return state, (u[0], u[1]), count
 
 
 def energy(state: HMCState, momentum: Pair) -> float:
