@@ -346,14 +346,14 @@ def run_operation(
 
 
 GPU_MEMORY_REMEDY = (
-    'pass fewer components, or leave more to them than data take: device=CUDA(memory_limit="8 GiB")'
+    'pass fewer components, or a smaller memory limit for data: device=CUDA(memory_limit="8 GiB")'
 )
 
 
 def raise_gpu_memory_error(error: Exception, remedy: str = GPU_MEMORY_REMEDY) -> None:
-    """Raise a sentence in placement of what CuPy says of a GPU's memory.
+    """Raise an EngineError in place of CuPy's error for a full GPU memory.
 
-    Its own error may be unknown where it would arrive. NumPy has one of its own, too.
+    CuPy's class may be missing in the process that receives the error. NumPy's MemoryError passes.
     """
     if isinstance(error, MemoryError) and type(error).__module__.startswith("cupy"):
         raise EngineError(f"the memory of the GPU is full ({error}); {remedy}") from error

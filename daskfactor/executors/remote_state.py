@@ -116,7 +116,7 @@ class RemoteState(ChainState):
         "recorded_sums",
         "shapes",
         "state_client",
-    )  # fmt: skip
+    )
 
     def __init__(self, state_client: "WorkerStateClient") -> None:
         self.state_client = state_client

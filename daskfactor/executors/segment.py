@@ -352,7 +352,7 @@ class SegmentTask:
     """Input of one worker's task in one attempt at a segment.
 
     ``owner`` is the rank of every row band's worker, ``addresses`` holds the addresses of the
-    ranks, and ``transfers`` those of each moving factor. ``requests`` are the arrays that the
+    ranks, and ``transfers`` the moves of each moving factor. ``requests`` are the arrays that the
     worker starts with: its row bands and their monitored cells; those arrays of other bands that
     its operations are the first to need; and all constant arrays. Results are stored as a
     ``version`` under the client's ``token``. ``ops`` are plain tuples, which are sent faster than

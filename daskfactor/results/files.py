@@ -166,7 +166,7 @@ def writer_lock(run: Path) -> Lock:
     except OSError as error:
         reason = error.strerror or error
         raise StoreError(
-            f"{run} cannot be written: {reason}; mend this, or open it to read"
+            f"{run} cannot be written: {reason}; fix this, or open it to read"
         ) from error
 
 
@@ -197,7 +197,7 @@ def disk_errors(what: str, path: Path, safe: str, again: str = "resume the run")
     except OSError as error:
         full = error.errno in _DISK_FULL
         cause = "the disk is full" if full else f"the system says: {error.strerror or error}"
-        remedy = f"{'free some space' if full else 'mend this'} and {again}"
+        remedy = f"{'free some space' if full else 'fix this'} and {again}"
         failure = StoreError(f"could not write {what} to {path}, {cause}; {safe}; {remedy}")
         failure.errno = error.errno
         raise failure from error

@@ -357,7 +357,7 @@ def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where)
     cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
     with monkeypatch.context() as patch:
         patch.setattr(where, Mock(side_effect=OSError(number, why, "lock")))
-        refused(StoreError, rf"run\.zarr cannot be written: {why}; mend this", RunStore.open, path)
+        refused(StoreError, rf"run\.zarr cannot be written: {why}; fix this", RunStore.open, path)
         match = rf"run\.zarr, {cause}; nothing was changed; .*begin"
         refused(StoreError, match, create_store, path, make_spec(), overwrite=True)
     after = contents()
