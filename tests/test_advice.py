@@ -171,7 +171,7 @@ WARNINGS = {
         lambda _: READ(PACKED.drop_attrs()),
     ),
     "dimensions of one name": (
-        "rename them to have names of your own, for example with DataArray.rename",
+        "rename them to choose the names, for example with DataArray.rename",
         lambda: READ(SIDES),
         lambda _: READ(SIDES.rename_axis(columns=["other", "piece"])),
     ),

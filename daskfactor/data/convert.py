@@ -113,8 +113,8 @@ def convert(
         and the third. ``values=False`` counts lines, and so does a table of two columns.
         Of an ``.npz`` file, names of arrays.
     header
-        True if the first line of a CSV file holds names; detected by default: it does if it
-        has no number where one is needed.
+        Take the first line of a CSV file as names of columns; by default if it has no
+        number where one is needed.
     table, storage_options
         As for `as_blocks`.
     layer, mask_var

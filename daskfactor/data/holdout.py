@@ -103,8 +103,8 @@ def hold_out(
         that of the input (an AnnData: ``"zero"``), else ``"zero"``, with a warning; pass
         ``"missing"`` for a :class:`GaussianMF`. ``train`` carries the meaning itself.
     keep_one
-        Leave every row and every column at least one observed entry;
-        if False, fit with ``allow_empty=True``. Without effect under
+        Leave every row and every column at least one observed entry; without this,
+        fit with ``allow_empty=True``. It has no effect under
         ``unstored="zero"``, where cells are taken from the whole matrix.
     random_seed
         Any whole number; the same seed takes the same cells.

@@ -143,11 +143,11 @@ def as_blocks(
         Column with values, in a table with a line for each entry; by default the third.
         ``values=False`` counts lines, and so does a table of two columns.
     header : bool, optional
-        True if the first line of a CSV file holds names; by default it does if it has no
+        Take the first line of a CSV file as names of columns; by default if it has no
         number where one is needed.
     table : bool, optional
-        True if a table has a line for each entry, False if it has one for each row of the matrix.
-        By default it has a line for each entry if ``rows``, ``columns`` or ``values`` is passed,
+        Read a table with a line for each entry, or else with one for each row of the matrix.
+        By default it has a line for each entry if ``rows``, ``columns`` or ``values`` is given,
         and a table of three columns is refused, and one of four where the first two may be keys.
     storage_options : dict, optional
         Options of fsspec for URLs (of V, weights or uncertainty), as for dask and pandas, for

@@ -238,7 +238,7 @@ def test_only_our_own_stores_are_replaced(tmp_path):
     precious.mkdir()
     (precious / "thesis.txt").write_text("all of it")
     for wrong in (precious, precious / "thesis.txt"):
-        refused(StoreError, "is not touched", convert, matrix(), wrong, overwrite=True, **QUIET)
+        refused(StoreError, "is left alone", convert, matrix(), wrong, overwrite=True, **QUIET)
     assert (precious / "thesis.txt").read_text() == "all of it"
     (tmp_path / "empty").mkdir()
     convert(matrix(), tmp_path / "empty", **QUIET)

@@ -264,9 +264,9 @@ def test_names_of_rows_are_no_third_column(tmp_path, ending):
 def test_a_table_without_names_of_columns_that_holds_texts_is_told_what_to_name(tmp_path):
     table = RATINGS.assign(item=list("abba"), time=7, place=1)
     for given in (table, write(tmp_path, table, "csv")):
-        refused(DataError, "line for each entry name rows, columns and val", dfac.as_blocks, given)
+        refused(DataError, "line for each entry pass rows, columns and val", dfac.as_blocks, given)
     ratings = RATINGS.assign(time=7, place=1)
-    refused(OptionError, "entry name rows", dfac.as_blocks, ratings, unstored="missing")
+    refused(OptionError, "entry pass rows", dfac.as_blocks, ratings, unstored="missing")
 
 
 @pytest.mark.parametrize("names", [("user", "item"), (None, None)])
