@@ -728,7 +728,7 @@ ERRORS = {
         lambda _: sample(monitor=([0, 1, 2], [1, 2, 3])),
     ),
     "cells that were not monitored": (
-        "this run monitored no cells: none were asked for with monitor=",
+        "the run monitored no cells; run again with monitor=(rows, columns)",
         lambda: dfac.monitored(sample()),
         lambda _: dfac.monitored(sample(monitor=MASK)),
     ),

@@ -285,11 +285,11 @@ def annotated(case):
 
 # -- the table --------------------------------------------------------------------------------
 
-ONE = "one matrix, and this is"
+ONE = "one matrix, got"
 POINT = "point estimate"
-DRAWS = "kept moments only|kept none"
+DRAWS = "stored only moments|stored none"
 OF_TENSOR, OF_SEVERAL = f"{ONE} a run of a tensor", f"{ONE} a run of several matrices"
-NO_DRAWS = f"a trace has draws, and this is the {POINT}"
+NO_DRAWS = f"a trace has draws, but this is a {POINT}"
 REFUSED = {"tensor": f"{OF_TENSOR}: pass view", "coupled": f"{OF_SEVERAL}: pass view"}
 REFUSED |= {"point": NO_DRAWS, "point tensor": f"{NO_DRAWS}.* and is of a tensor"}
 REFUSED |= {"point coupled": f"{NO_DRAWS}.* and is of several matrices"}
@@ -303,7 +303,7 @@ def every(check, *groups):
 
 WEIGHTED = "these draws have weights|draws of equal weight"
 SINGLE = "a run of one matrix; one of several"
-OF_POINT = f"result of one matrix, and this is the {POINT} of"
+OF_POINT = f"result of one matrix, got a {POINT} of"
 POINTS = {"point tensor": f"{OF_POINT} a tensor", "point coupled": f"{OF_POINT} several matrices"}
 NEITHER = {"moments tensor": OF_TENSOR} | POINTS
 NO_CELLS, OTHER_CELLS = "monitored no cells", "did not monitor these cells"
