@@ -728,7 +728,7 @@ ERRORS = {
         lambda _: sample(monitor=([0, 1, 2], [1, 2, 3])),
     ),
     "cells that were not monitored": (
-        "this run monitored no cells: none were asked for with monitor=",
+        "the run monitored no cells; run again with monitor=(rows, columns)",
         lambda: dfac.monitored(sample()),
         lambda _: dfac.monitored(sample(monitor=MASK)),
     ),
@@ -829,7 +829,7 @@ ERRORS = {
         lambda _: dfac.recommend(dfac.view(tensor(), "axis_0"), exclude=None),
     ),
     "nothing left to recommend": (
-        "pass a sparse matrix, a table, or an array that is NaN where a cell is not to be left out",
+        "pass a sparse matrix, a table, or an array with NaN at cells that may be recommended",
         lambda: dfac.recommend(sample(), exclude=V),
         lambda _: dfac.recommend(sample(), exclude=sparse.csr_array(np.where(MASK, V, 0))),
         lambda _: dfac.recommend(sample(), exclude=np.where(MASK, V, np.nan)),

@@ -41,7 +41,9 @@ def trace():
 def test_a_group_is_no_trace(trace, name):
     verb = getattr(dfac, name)
     for group in (trace["posterior"], trace["posterior"].to_dataset()):
-        refused(OptionError, r"its group 'posterior' alone; pass trace, not trace\[", verb, group)
+        refused(
+            OptionError, r"got only its group 'posterior'; pass trace, not trace\[", verb, group
+        )
 
 
 def test_a_trace_that_xarray_wrote_is_opened_by_xarray(trace, tmp_path):

@@ -321,7 +321,7 @@ def _request_cells(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> 
     if has_uncertainty(run):
         phi = phi * _squares(run, at, uncertainty)
     mu = _means(group, at)
-    sizes = [whole if size > 1 else (1,) for size, whole in zip(phi.shape, mu.chunks, strict=True)]
+    sizes = [cells if size > 1 else (1,) for size, cells in zip(phi.shape, mu.chunks, strict=True)]
     noise = from_array(phi, chunks=tuple(sizes))
     return _CellRequest(run, at, law, mu, noise, numbers)
 
@@ -526,7 +526,7 @@ def _of_matrix(request: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool
     )
     try:
         keys = [(keys_of(at), labels) for at, labels in zip(every, data.labels.keys, strict=True)]
-        labelled = [wanted is not None and known is not None for wanted, known in keys]
+        labelled = [all(labels is not None for labels in pair) for pair in keys]
         shape = tuple(at.size for at in every)
         if any(a != b and not n for a, b, n in zip(data.shape, shape, labelled, strict=True)):
             raise DataError(

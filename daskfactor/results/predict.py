@@ -122,7 +122,7 @@ def predict(
     ((2, 3), True)
     """
     _check_options(interval, of)
-    run = Run.of(trace, "a prediction", ", or with monitor=(rows, columns) for a few")
+    run = Run.of(trace, "a prediction", ", or with monitor=(rows, columns) for a few cells")
     tensor = None
     if run.axes is None:
         run.require_matrix("predict")

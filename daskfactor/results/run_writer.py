@@ -317,9 +317,7 @@ class Sink:
 
     def _array(self, path: str) -> Any:
         if path not in self._plan:
-            raise StoreError(
-                f"{self.name} has no array {path}; it is not part of the plan of this run"
-            )
+            raise StoreError(f"{self.name} has no {path}; it is not part of the plan of this run")
         if path not in self._arrays:
             self._arrays[path] = self._opened(path)
         return self._arrays[path]

@@ -37,7 +37,7 @@ def test_info_tells_of_particles_and_their_weights(stores):
 def test_info_of_particles_that_are_not_all_there(stores):
     text = plain(succeed("info", stores / "early.zarr"))
     assert "4 of 6 particles done" in text
-    assert "none yet: until all particles are there, they count alike" in text
+    assert "none yet: particles have equal weights until all of them are finished" in text
     assert "to finish daskfactor resume" in text
     assert "--draws" not in text
     found = answer("info", stores / "early.zarr")

@@ -79,7 +79,7 @@ def test_what_it_refuses():
     exact = sample(counts(), POISSON, dfac.Gibbs(**WARM))
     refused(OptionError, "no bias of a finite step", bias, exact)
     moments = sample(counts(), POISSON, dfac.PSGLD(**WARM), keep="moments")
-    refused(OptionError, "kept moments only, but an estimate of its bias", bias, moments)
+    refused(OptionError, "stored only moments, but an estimate of its bias", bias, moments)
     V = sparse.csr_array(counts())
     tree = sample(V, POISSON, dfac.PSGLD(**WARM), unstored="zero")
     refused(DataError, "pass the data again", bias, tree)

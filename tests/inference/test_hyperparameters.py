@@ -73,7 +73,7 @@ def test_moments_alone_come_with_the_rates_of_components():
     tree = draw(LEARNT, keep="moments")
     assert set(tree["posterior"].data_vars) == {"rate_h", "shape_w"}
     assert "lp" in str(dfac.summarize(tree)["functional"].values)
-    refused(OptionError, "kept moments only", dfac.align, tree)
+    refused(OptionError, "stored only moments", dfac.align, tree)
 
 
 def test_room_for_draws_counts_the_rates_of_rows(monkeypatch):

@@ -233,7 +233,7 @@ def test_what_cannot_be_is_told_in_a_sentence(counts, trace, monkeypatch):
         (OptionError, "a trace is the result of daskfactor.sample", (new, trace), {}),
         (ModelError, "has no covariates_w", (trace, new), {"covariates": ones}),
         (ModelError, "has no fixed_w", (trace, new), {"fixed": ones}),
-        (OptionError, "moments only, but a new row needs its draws", (moments, new), {}),
+        (OptionError, "only moments, but a new row needs draws", (moments, new), {}),
         (DataError, "all 2 x 3 entries are missing", (alone, empty), {}),
     ):
         refused(error, words, dfac.transform, *given, **QUIET | options)
@@ -493,7 +493,7 @@ def test_new_rows_of_another_run_of_the_same_second_or_point_are_refused():
     turned = dfac.transform(dfac.align(traces[0]), V[:2], **QUIET)
     assert dfac.predict(traces[0], rows=own).sizes["row"] == 2
     assert dfac.recommend(traces[0], own, 2, progressbar=False).sizes["row"] == 2
-    for bad, told in ((other, words), (turned, "not both aligned")):
+    for bad, told in ((other, words), (turned, "only one of new")):
         refused(OptionError, told, dfac.predict, traces[0], rows=bad)
         refused(OptionError, told, dfac.recommend, traces[0], bad, 2, progressbar=False)
     one, again, other = (dfac.optimize(own, dfac.GaussianMF(2), **QUIET) for own in (V, V, 1 - V))

@@ -188,7 +188,7 @@ def test_a_component_that_is_zero_does_no_harm():
 def test_what_cannot_be_aligned_is_refused():
     tree, (W, H) = shuffled()[0], truth()
     for trace, options, message in (
-        (fake_run(keep="moments"), {}, "kept moments only"),
+        (fake_run(keep="moments"), {}, "stored only moments"),
         (tree.isel(draw=slice(0)), {}, "no draws yet"),
         (tree, {"reference": (W[:, :3], H[:3])}, r"shapes \(14, 3\)"),
         (tree, {"reference": W}, "got ndarray"),

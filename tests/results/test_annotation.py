@@ -257,7 +257,7 @@ def test_factors_of_new_observations_are_written_on_their_side():
     dfac.to_anndata(new.mean(("chain", "draw")).rename("W"), adata, "point")
     assert_allclose(adata.obsm["point"], draws.mean((0, 1)))
     assert "point_sd" not in adata.obsm
-    match = r"that is not aligned, .* pass transform\(align\("
+    match = r"an unaligned trace, .* pass transform\(align\("
     refused(OptionError, match, dfac.to_anndata, new.assign_attrs(aligned=0), adata)
     match = "has no factors; pass the result of transform"
     refused(OptionError, match, dfac.to_anndata, new.rename("mean"), adata)

@@ -91,7 +91,7 @@ def test_new_columns_and_single_cells_have_their_names():
     match, one = r"new\.isel\(\{'c\.d': \[0\]\}\)", new.isel({"c.d": 0})
     refused(OptionError, match, dfac.predict, trace, columns=one)
     points = [xr.DataArray([0], dims="mean")] * 2
-    refused(OptionError, "of a name that results do not use", dfac.predict, trace, *points)
+    refused(OptionError, "with a name that results do not use", dfac.predict, trace, *points)
     part, match = trace["posterior"].to_dataset(), "has draws; pass the whole trace"
     refused(OptionError, match, dfac.transform, part, V, **quiet)
     refused(OptionError, match, dfac.recommend, part)
@@ -221,7 +221,7 @@ def test_cells_and_values_go_by_the_labels_of_maps(mapped, V):
     for cell in (0, 7, -1):
         one = own["observed_data"]["V"][cell]
         assert float(V.sel({d: one[d].values for d in ("time", "lat", "lon")})) == float(one)
-    match = "cells lack some of the run's labels of 'lat', 'lon'"
+    match = "cells lack some labels of the run along 'lat', 'lon'"
     refused(OptionError, match, dfac.log_likelihood, mapped, V.notnull()[:, 1:], V)
     refused(DataError, "V has no value at", dfac.log_likelihood, mapped, V.notnull(), V[:, 1:])
 

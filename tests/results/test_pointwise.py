@@ -150,7 +150,14 @@ def test_a_cell_of_weight_w_is_w_observations():
     assert_allclose(density(bare, weights=2.0), 2 * one)
     refused(OptionError, "pass them as weights=", density, bare)
     refused(DataError, "one for each of the 4 cells", density, bare, weights=-1.0)
-    refused(OptionError, "weights are for runs", density, run(tweedie(2.0)), VALUES, weights=2.0)
+    refused(
+        OptionError,
+        "the run has no weights of cells",
+        density,
+        run(tweedie(2.0)),
+        VALUES,
+        weights=2.0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -253,14 +260,14 @@ def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed():
     assert_array_equal(found["held_out_log_likelihood"]["V"], density(seeing(V)))
     match = r"used 1 of these 5 cells.* pass them separately"
     refused(OptionError, match, density, tree, V, cells=(np.r_[ROWS, 1], np.r_[COLUMNS, 1]))
-    match = "held_out=False, but the run has not seen"
+    match = "held_out=False, but the run did not use"
     refused(OptionError, match, density, tree, values, held_out=False)
-    refused(OptionError, "held_out=True, but the run has seen", density, seeing(V), held_out=True)
+    refused(OptionError, "held_out=True, but the run used", density, seeing(V), held_out=True)
 
 
 def test_what_nothing_tells_is_asked_for():
     bare, values = seeing(None, n_observed=31), V[CELLS]
-    refused(OptionError, r"pass held_out=True if they were left out", density, bare, values)
+    refused(OptionError, r"pass held_out=True if they were held out", density, bare, values)
     refused(OptionError, r"pass held_out=True", density, bare, V)  # more entries than the run had
     refused(OptionError, "True or False", density, bare, values, held_out=1)
     density(bare, values, held_out=False)
@@ -284,9 +291,9 @@ def test_mistakes_are_told_in_a_sentence():
         (OptionError, "between 0 and 6, got 0 to 7", plain, ([0, 7], [0, 0]), [1.0, 1.0]),
         (OptionError, "must have equal lengths, got 2 and 1", plain, ([0, 1], [0]), [1.0]),
         (OptionError, "cells are a pair", plain, np.arange(4), VALUES),
-        (OptionError, "no cells at all", plain, ([], []), []),
+        (OptionError, "got no cells", plain, ([], []), []),
         (OptionError, "there is no 'nobody'", plain, (["nobody"], labels()[1][:1]), [1.0]),
-        (OptionError, "kept moments only", moments_only, CELLS, VALUES),
+        (OptionError, "stored only moments", moments_only, CELLS, VALUES),
         (OptionError, "draws have weights", particle_tree(silf=False), CELLS, VALUES),
         (ModelError, "neither a closed form", run(tweedie(3.0)), CELLS, VALUES),
         (DataError, r"hold_out\(...\).values", hidden, CELLS, None),

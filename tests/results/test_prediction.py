@@ -150,8 +150,10 @@ def test_options_positions_and_traces_that_do_not_serve_are_refused():
     tree, moments = (memory_tree(make_spec(keep=keep)) for keep in ("draws", "moments"))
     none = memory_tree(make_spec(monitor_rows=None, monitor_columns=None))
     refused(OptionError, '"observation" or "mean"', predict, tree, of="median")
-    refused(OptionError, r"moments only.*keep=.draws", predict, moments)
-    refused(StoreFormatError, "does not say its model", predict, memory_tree(make_spec(attrs={})))
+    refused(OptionError, r"only moments.*keep=.draws", predict, moments)
+    refused(
+        StoreFormatError, "does not record its model", predict, memory_tree(make_spec(attrs={}))
+    )
     for interval in (0, 1, -0.1, 90):
         refused(OptionError, "between 0 and 1", predict, tree, interval=interval)
     refused(OptionError, "monitored no cells", monitored, none)

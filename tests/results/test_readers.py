@@ -196,7 +196,7 @@ def test_expectation_says_what_is_missing(tmp_path):
     create_store(path := tmp_path / "run.zarr", make_spec()).close()
     for match, trace, options in (
         ("no chain 5", memory_tree(make_spec()), {"chain": 5}),
-        ("moments only", memory_tree(make_spec(keep="moments")), {}),
+        ("only moments", memory_tree(make_spec(keep="moments")), {}),
         ("no draws yet", path, {}),
     ):
         refused(OptionError, match, expectation, trace, lambda W, H: W, **options)

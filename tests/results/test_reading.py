@@ -119,7 +119,7 @@ def test_what_comparisons_refuse():
         ("count must be a whole number", top_entries, lists, {"count": 0}),
         (r"no component \[5\]; .* \[0, 1\]", top_entries, lists, {"component": 5}),
         ("for each of the 4 entries of 'word'", top_entries, lists, {"labels": ["a"]}),
-        ("no coordinate of 'word', which has", top_entries, lists, {"labels": "colour"}),
+        ("not a coordinate of 'word', which has", top_entries, lists, {"labels": "colour"}),
         ('of must be "W", "H" or "both"', pairwise_distances, lists, "V", {}),
         ('must be "angle" or "euclidean"', pairwise_distances, lists, {"metric": "city"}),
         ("different units", pairwise_distances, lists, "both", {"metric": "euclidean"}),

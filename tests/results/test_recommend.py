@@ -234,7 +234,7 @@ def test_bad_options():
         ({"by": "sd"}, 'by must be "mean", "lower" or "upper", got .sd'),
         ({"interval": 1}, "interval must lie strictly between"),
         ({"columns": ["film 77", "fulm 3"]}, "no 'fulm 3' among .* did you mean 'film 3'"),
-        ({"exclude": "seen"}, "needs the data of the run, which it does not keep"),
+        ({"exclude": "seen"}, "needs the data of the run, which it does not store"),
         ({"exclude": np.ones((I, J))}, "exclude observes every cell"),
         ({"exclude": sparse.csr_array(np.eye(3))}, "exclude has shape 3 x 3, but the run 60 x 90"),
         ({"rows": xr.DataArray(np.ones((2, K)), dims=("user", "component"))}, "are a point"),

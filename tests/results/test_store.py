@@ -453,7 +453,7 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
         **dict.fromkeys(("folder", "file", "group.zarr", "set.zarr"), "not a run store"),
         "broken": "damaged",
         "older": "format version is 0, but versions start at 1",
-        "matrix.zarr": r"a matrix that daskfactor.convert wrote.*as V to daskfactor.sample",
+        "matrix.zarr": r"a matrix from daskfactor.convert.*as V to daskfactor.sample",
         "newer": "format version 99.*upgrade",
     }.items():
         for opener in (RunStore.open, open_run):

@@ -262,7 +262,7 @@ def test_one_mode_is_told_from_several():
     assert two.attrs["alike"] == pytest.approx(0.5)
     assert "Several modes" in two.verdict
     assert two.components.status == "red"
-    assert "Read no means of W and H" in two.components.advice
+    assert "Do not average W and H" in two.components.advice
     # The other mode without mass is no mode.
     some = np.repeat([0.0, 1.0 / 6], 6)
     assert dfac.summarize(particle_tree(other, H, some)).attrs["alike"] == pytest.approx(1.0)
@@ -281,9 +281,9 @@ def test_aligned_sizes_are_those_of_an_aligned_trace():
 def test_a_particle_that_carries_everything_is_named():
     found = dfac.summarize(particle_tree(weights=[0.01, 0.0, 0.0, 0.97, 0.02, 0.0]))
     assert found.predictions.status == "red"
-    assert "Particle 3 carries 97% of the mass" in found.verdict
+    assert "Particle 3 has 97% of the mass" in found.verdict
     alone = dfac.summarize(particle_tree(weights=np.eye(M)[4]))
-    assert "Particle 4 carries 100%" in alone.verdict
+    assert "Particle 4 has 100%" in alone.verdict
     assert (alone["sd"] == 0).all()
     assert alone.components.status == "none"
     assert (
@@ -310,7 +310,7 @@ def test_the_print_tells_it_all():
 def test_particles_without_weights_yet_count_alike(tmp_path):
     tree = particles.particle_store(tmp_path / "run.zarr", done=4)
     found = dfac.summarize(tree)
-    assert "4 particles are there, not weighted yet" in found.predictions.reasons[0]
+    assert "4 particles have no weights yet" in found.predictions.reasons[0]
     assert str(found).startswith("4 particles\nobjective")
     values = np.linalg.norm(np.matmul(*(part[:4] for part in particle_factors())), axis=(1, 2))
     assert float(found["mean"].sel(functional="mu_norm")) == pytest.approx(values.mean())

@@ -285,12 +285,12 @@ def annotated(case):
 
 # -- the table --------------------------------------------------------------------------------
 
-ONE = "one matrix, and this is"
+ONE = "one matrix, got"
 POINT = "point estimate"
-DRAWS = "kept moments only|kept none"
+DRAWS = "stored only moments|stored none"
 OF_TENSOR, OF_SEVERAL = f"{ONE} a run of a tensor", f"{ONE} a run of several matrices"
-NO_DRAWS = f"a trace has draws, and this is the {POINT}"
-REFUSED = {"tensor": f"{OF_TENSOR}: pass view", "coupled": f"{OF_SEVERAL}: pass view"}
+NO_DRAWS = f"a trace has draws, but this is a {POINT}"
+REFUSED = {"tensor": f"{OF_TENSOR}; pass view", "coupled": f"{OF_SEVERAL}; pass view"}
 REFUSED |= {"point": NO_DRAWS, "point tensor": f"{NO_DRAWS}.* and is of a tensor"}
 REFUSED |= {"point coupled": f"{NO_DRAWS}.* and is of several matrices"}
 REFUSED |= {"moments": DRAWS, "moments tensor": DRAWS}
@@ -302,13 +302,13 @@ def every(check, *groups):
 
 
 WEIGHTED = "these draws have weights|draws of equal weight"
-SINGLE = "a run of one matrix; one of several"
-OF_POINT = f"result of one matrix, and this is the {POINT} of"
+SINGLE = "the run has a single matrix; views need"
+OF_POINT = f"result of one matrix, got a {POINT} of"
 POINTS = {"point tensor": f"{OF_POINT} a tensor", "point coupled": f"{OF_POINT} several matrices"}
 NEITHER = {"moments tensor": OF_TENSOR} | POINTS
 NO_CELLS, OTHER_CELLS = "monitored no cells", "did not monitor these cells"
 VIEWS = {"tensor": is_view, "coupled": is_view_of_one}
-VIEWS |= {"moments tensor": "an unfolding of a tensor is of draws"}
+VIEWS |= {"moments tensor": "the unfolding of a tensor needs draws"}
 BEST = {"draws": recommends_best, "particles": recommends_by_weight, "point": recommends_of_point}
 BIAS = {"draws": 50, "tune": 10, "cells": 3, "executor": "serial", **QUIET}
 STEIN = "model must be a SILFNMF"

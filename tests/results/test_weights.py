@@ -260,7 +260,7 @@ def test_weights_are_masses_of_the_draws_that_are_there():
     plain = memory_tree(make_spec())
     assert Run(plain).weights is None
     assert not Run(plain).is_particles
-    refused(OptionError, "all 0", lambda: Run(tree.isel(draw=[1, 4])).weights)
+    refused(OptionError, "have weight 0", lambda: Run(tree.isel(draw=[1, 4])).weights)
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan])
@@ -278,5 +278,5 @@ def test_a_silf_model_has_no_law_of_observations():
     silf, tweedie = particle_tree(), particle_tree(silf=False)
     assert dfac.predict(silf).attrs["of"] == "mean"
     assert dfac.predict(tweedie).attrs["of"] == "observation"
-    refused(OptionError, "SILFNMF has none", dfac.predict, silf, of="observation")
+    refused(OptionError, "SILFNMF does not have", dfac.predict, silf, of="observation")
     assert monitored(memory_tree(make_spec())).attrs["of"] == "observation"
