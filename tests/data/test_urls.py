@@ -264,7 +264,7 @@ def test_what_a_server_answers_is_told(monkeypatch):
         return attempt
 
     for status, code in ((500, "InternalError"), (503, "SlowDown")):
-        match = rf"for \d seconds: it answers {status} {code}; see"
+        match = rf"for \d seconds: it answers {status} {code}; check"
         refused(StoreError, match, retry, answers(status, code), url)
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "300")
     for kind, status, code, message in (

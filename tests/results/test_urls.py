@@ -342,7 +342,7 @@ def test_urls_that_cannot_be_used_are_refused(monkeypatch):
         ("ftp://host/run", "written to a local path or to s3://"),
         ("s3://key:secret@bucket/run", "leave them out"),
         ("az://box/run?sig=secret", "with a query"),
-        ("s3:/bucket/run", "passed as text"),
+        ("s3:/bucket/run", "pass a URL as text"),
         ("az://box/run", "set AZURE_STORAGE_ACCOUNT_NAME"),
         ("s3:///run", "names no bucket"),
     ):
