@@ -80,7 +80,7 @@ def test_independent_draws_have_converged():
     found = dfac.summarize(run())
     assert statuses(found) == ["green", "green", "green"]
     assert not any(light.advice for light in found.lights.values())
-    assert "All 3 components appear in all 2 chains" in found.verdict
+    assert "All 3 components appear in both chains" in found.verdict
     assert found.notes == []
     assert found["rhat"].max() < 1.02
     kinds = {"density", "product", "scale", "part", "component", "aligned"}
