@@ -143,7 +143,7 @@ def test_chains_with_other_components_are_seen_and_named():
     lost = int(having.values.argmin())
     for found in map(dfac.summarize, (tree, aligned)):
         assert [found.predictions.status, found.components.status] == ["red", "red"]
-        assert f"Component {lost} of 3 is not the same in all 2 chains" in found.verdict
+        assert f"Component {lost} of 3 is not the same in both chains" in found.verdict
         table = found.to_dataframe().query("kind == 'aligned'")
         assert_array_equal(table["chains_with"], having)
         assert found.components.numbers["least_chains"] == 1
