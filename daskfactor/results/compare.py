@@ -194,7 +194,7 @@ def pairwise_distances(
     step = -(-total // most)
     if step > 1:
         warnings.warn(
-            f"only one in {step} of the {total} draws is compared; pass most={total} for all of them",
+            f"only one in {step} of {total} draws is compared; pass most={total} for all of them",
             SamplingWarning,
             stacklevel=3,
         )

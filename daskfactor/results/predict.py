@@ -201,7 +201,7 @@ def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:
     if new.attrs.get("aligned", aligned) != aligned:
         raise OptionError(
             f"only one of new {what} and trace is aligned, so that their components differ; pass "
-            "the same trace to transform and predict"
+            "the same trace to both calls"
         )
     for name_in_run, name_in_new in IDENTITY.items():
         if name_in_new in new.attrs and new.attrs[name_in_new] != run.attrs.get(name_in_run):
@@ -232,7 +232,7 @@ def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:
 
 def _other_trace_error(what: str) -> OptionError:
     return OptionError(
-        f"new {what} were drawn for another trace; pass the same trace to transform and predict"
+        f"new {what} were drawn for another trace; pass the same trace to both calls"
     )
 
 

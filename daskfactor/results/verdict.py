@@ -548,6 +548,10 @@ def with_unconverged(
     return Light(status, (*light.reasons, reason), advice, numbers)
 
 
+HALVES: Final = {1: "both halves of the chain", 2: "both chains"}
+"""Compared parts of a run, by the number of chains."""
+
+
 def components_light(components: Sequence[Component], facts: Facts, *, sound: bool) -> Light:
     """Return the light of components, from their presence in all chains.
 
@@ -575,7 +579,7 @@ def components_light(components: Sequence[Component], facts: Facts, *, sound: bo
     rough = numbers["size_error"] > LARGE_ERROR
     alone = not (red or amber or rough) and facts.alone
     worst: Status = "red" if red else "amber" if amber or rough or alone else "green"
-    halves = "both halves of the chain" if facts.chains == 1 else f"all {facts.chains} chains"
+    halves = HALVES.get(facts.chains, f"all {facts.chains} chains")
     reasons = []
     if not (red or amber):
         agreement = numbers["least_agreement"]

@@ -60,7 +60,7 @@ def test_predict_and_plot_take_what_the_model_has(stores, tmp_path):
     lines = succeed("predict", stores / "silf.zarr", "--rows", "0:2").splitlines()
     assert len(lines) == 1 + 2 * 5
     assert np.isfinite([float(value) for value in lines[1].split(",")[2:]]).all()
-    fails(3, "a SILFNMF has none", "predict", stores / "silf.zarr", "--of", "observation")
+    fails(3, "SILFNMF does not have", "predict", stores / "silf.zarr", "--of", "observation")
     succeed("predict", stores / "tweedie.zarr", "--of", "observation")
     succeed("plot", stores / "silf.zarr", "-o", tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

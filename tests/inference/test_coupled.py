@@ -304,7 +304,7 @@ def test_of_a_run_that_kept_no_draws_a_view_has_moments():
     np.testing.assert_allclose(found["H_mean"][0], whole[0].mean("draw"), rtol=1e-4)
     np.testing.assert_allclose(found["H_var"][0], whole[0].var("draw"), rtol=1e-3)
     refused(OptionError, "are those of draws, and the run kept none", dfac.factors, trace)
-    refused(OptionError, "a share of variance needs its draws", dfac.explained_variance, trace)
+    refused(OptionError, "a share of variance needs draws", dfac.explained_variance, trace)
 
 
 def test_a_view_is_a_run_of_its_matrix(problem, tmp_path):

@@ -241,7 +241,7 @@ def test_what_cannot_be_is_told_in_a_sentence(counts, trace, monkeypatch):
     mean = dfac.transform(trace, new, draws=2, point=True, **QUIET)
     refused(OptionError, "must be draws of new rows", dfac.predict, trace, rows=mean)
     other = found.assign_coords(draw=[1, 2])
-    refused(OptionError, "given another trace", dfac.predict, trace, rows=other)
+    refused(OptionError, "for another trace", dfac.predict, trace, rows=other)
     monkeypatch.setattr("daskfactor.inference.transform.available_memory", lambda: 1000)
     monkeypatch.setattr("daskfactor.inference.session.available_memory", lambda: 1000)
     words = r"40 draws of 9 new rows take .*first= says where"
@@ -485,7 +485,7 @@ def test_columns_of_a_frame_are_matched_by_all_levels_of_their_labels():
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
 def test_new_rows_of_another_run_of_the_same_second_or_point_are_refused():
-    V, words = np.random.default_rng(1).normal(4, 1, (12, 6)), "given another trace"
+    V, words = np.random.default_rng(1).normal(4, 1, (12, 6)), "for another trace"
     traces = [dfac.sample(own, dfac.GaussianMF(2), draws=6, tune=4, **QUIET) for own in (V, 10 * V)]
     for trace in traces:
         trace.attrs["created_at"] = traces[0].attrs["created_at"]

@@ -327,7 +327,7 @@ def test_diversity_of_draws_is_of_distances_alone():
     figure = diversity_plot(fake_run(draws=4), of="both")
     assert len(figure.axes) == 2  # and its bar of colors
     assert figure.axes[0].get_xticklabels()[0].get_text().count(":") == 1
-    with pytest.warns(SamplingWarning, match="one in 2 of the .* is compared"):
+    with pytest.warns(SamplingWarning, match="one in 2 of .* is compared"):
         large = diversity_plot(fake_run(chains=2, draws=150))
     assert not large.axes[0].get_xticklabels()
 

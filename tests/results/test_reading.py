@@ -129,7 +129,7 @@ def test_what_comparisons_refuse():
         ("the same names for every particle, got", scored, {"a": 1}, {"b": 1}, {}),
         ('best must be "highest"', scored, 1.0, 1.0, {"best": "most"}),
         ("'score' is not a number for any", scored, np.nan, np.nan, {}),
-        ("needs its draws", downstream, fake_run(keep="moments"), lambda W, H: 0.0, {}),
+        ("needs draws", downstream, fake_run(keep="moments"), lambda W, H: 0.0, {}),
     ):
         refused(OptionError, message, call, *given, **options)
 
@@ -257,7 +257,7 @@ def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatc
     xr.testing.assert_allclose(pairwise_distances(tree, "both"), whole)
     assert max(len(call.args[-1]) for call in counted.call_args_list) <= 4
     assert counted.call_count > 2
-    with pytest.warns(SamplingWarning, match="one in 3 of the 40 draws is compared; pass most=40"):
+    with pytest.warns(SamplingWarning, match="one in 3 of 40 draws is compared; pass most=40"):
         some = pairwise_distances(fake_run(), most=15)
     assert some.shape == (14, 14)
     assert_allclose(some, pairwise_distances(fake_run(), most=40).values[::3, ::3], atol=1e-6)

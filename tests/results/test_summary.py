@@ -80,7 +80,7 @@ def test_independent_draws_have_converged():
     found = dfac.summarize(run())
     assert statuses(found) == ["green", "green", "green"]
     assert not any(light.advice for light in found.lights.values())
-    assert "All 3 components appear in all 2 chains" in found.verdict
+    assert "All 3 components appear in both chains" in found.verdict
     assert found.notes == []
     assert found["rhat"].max() < 1.02
     kinds = {"density", "product", "scale", "part", "component", "aligned"}
@@ -143,7 +143,7 @@ def test_chains_with_other_components_are_seen_and_named():
     lost = int(having.values.argmin())
     for found in map(dfac.summarize, (tree, aligned)):
         assert [found.predictions.status, found.components.status] == ["red", "red"]
-        assert f"Component {lost} of 3 is not the same in all 2 chains" in found.verdict
+        assert f"Component {lost} of 3 is not the same in both chains" in found.verdict
         table = found.to_dataframe().query("kind == 'aligned'")
         assert_array_equal(table["chains_with"], having)
         assert found.components.numbers["least_chains"] == 1

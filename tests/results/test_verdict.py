@@ -226,6 +226,13 @@ def test_lights_are_text_and_numbers_that_files_take(tmp_path):
         assert read.attrs["components_status"] == "green"
 
 
+def test_a_light_prints_as_its_status_and_sentences():
+    light = verdict.Light("amber", ("One reason.", "Another."), "Draw more.", {"rhat": 1.1})
+    assert str(light) == "AMBER. One reason. Another. → Draw more."
+    assert repr(light).startswith("Light(status='amber', reasons=('One reason.', 'Another.')")
+    assert str(verdict.Light("green", ("All is well.",))) == "GREEN. All is well."
+
+
 def test_components_that_can_be_turned_are_not_judged():
     """And cells that the run monitored are followed."""
     tree = run()
