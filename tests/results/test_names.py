@@ -92,7 +92,7 @@ def test_new_columns_and_single_cells_have_their_names():
     refused(OptionError, match, dfac.predict, trace, columns=one)
     points = [xr.DataArray([0], dims="mean")] * 2
     refused(OptionError, "with a name that results do not use", dfac.predict, trace, *points)
-    part, match = trace["posterior"].to_dataset(), "has draws; pass the whole trace"
+    part, match = trace["posterior"].to_dataset(), "has draws; pass the complete trace"
     refused(OptionError, match, dfac.transform, part, V, **quiet)
     refused(OptionError, match, dfac.recommend, part)
     refused(OptionError, r"a trace is the result of .* got DataArray", dfac.report, V, "page.html")
