@@ -291,8 +291,8 @@ def naive_shares(trace, name):
 def test_a_run_of_one_matrix_has_shares_too_and_no_views():
     trace = dfac.sample(COUNTS, dfac.TweedieNMF(2), dfac.PSGLD(**SHORT), **RUN)
     assert dfac.explained_variance(trace)["view"].values.tolist() == ["data"]
-    refused(OptionError, "a run of one matrix", dfac.view, trace, "a")
-    refused(OptionError, "a run of one matrix", dfac.factors, trace)
+    refused(OptionError, "the run has a single matrix", dfac.view, trace, "a")
+    refused(OptionError, "the run has a single matrix", dfac.factors, trace)
 
 
 def test_of_a_run_that_kept_no_draws_a_view_has_moments():
@@ -303,7 +303,7 @@ def test_of_a_run_that_kept_no_draws_a_view_has_moments():
     whole = dfac.view(draws, "b")["posterior"]["H"]
     np.testing.assert_allclose(found["H_mean"][0], whole[0].mean("draw"), rtol=1e-4)
     np.testing.assert_allclose(found["H_var"][0], whole[0].var("draw"), rtol=1e-3)
-    refused(OptionError, "are those of draws, and the run kept none", dfac.factors, trace)
+    refused(OptionError, "factors needs draws, but the run stored none", dfac.factors, trace)
     refused(OptionError, "a share of variance needs draws", dfac.explained_variance, trace)
 
 
