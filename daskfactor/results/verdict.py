@@ -585,7 +585,7 @@ def components_light(components: Sequence[Component], facts: Facts, *, sound: bo
         agreement = numbers["least_agreement"]
         total = len(components)
         which = f"All {total} components appear" if total > 1 else "The component appears"
-        reasons.append(f"{which} in {halves}, with a cosine similarity of {agreement:.2f} or more.")
+        reasons.append(f"{which} in {halves} (lowest cosine similarity {agreement:.2f}).")
     if red:
         are, them = ("is", "it") if len(red) == 1 else ("are", "them")
         reasons.append(
