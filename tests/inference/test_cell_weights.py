@@ -203,7 +203,7 @@ def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path):
     given = SIGMA[cells["row_index"], cells["column_index"]]
     np.testing.assert_allclose(dfac.monitored(run, uncertainty=given)["sd"], cells["sd"], rtol=1e-5)
     refused(DataError, r"of their shape, \(2, 3\)", dfac.predict, run, **some, uncertainty=SIGMA)
-    with pytest.raises(OptionError, match="one dispersion for all"):
+    with pytest.raises(OptionError, match="has a common dispersion"):
         dfac.predict(dfac.sample(V, NMF, **QUICK), uncertainty=SIGMA)
 
 
