@@ -545,7 +545,7 @@ def _announce_compilation(setting: Setting, on_event: OnEvent) -> None:
     axes = len(data.grid.sides)
     kind = model.likelihood, model.width, options.dtype, data.unstored, axes, setting.sampler
     if kind not in _compiled and not setting.executor.on_device:
-        on_event(RunEvent("compile", message="kept on disk"))
+        on_event(RunEvent("compile", message="in the first cycles, then kept on disk"))
         _compiled.add(kind)
 
 
