@@ -191,8 +191,8 @@ class DispersionRule:
     ----------
     matrices
         Of each matrix, in order; what follows has a number for each of them.
-    scale
-        As `MatrixDispersion` has it.
+    n_observed, scale
+        As `MatrixDispersion` has them: its ``count``, and its ``scale``.
     counts, drawn_each
         Whether these are counts of which the run is to tell whether they are Poisson, and
         whether chains draw the dispersion.
@@ -224,6 +224,7 @@ class DispersionRule:
             integer = bool(data.is_integer)
             matrices = [MatrixDispersion(model.likelihood, requested, data.effective, integer)]
         self.matrices = matrices
+        self.n_observed = np.array([matrix.count for matrix in matrices])
         self.scale = np.array([matrix.scale for matrix in matrices])
         numbers = [math.nan if isinstance(m.requested, str) else m.requested for m in matrices]
         self.memory = np.array(numbers, np.float64) * self.scale
@@ -326,13 +327,15 @@ class DispersionRule:
             fit = self._fit(place)
         return fit, self._value(self.current)
 
-    def _estimates(self, fit: Fit, at_point: bool = True) -> Array:
-        """Estimate dispersions by Pearson's statistic; those that are known stay what they are.
+    @property
+    def _freedom(self) -> Array:
+        """Degrees of freedom of a point estimate: never fewer than a tenth of the entries."""
+        left: Array = self.n_observed - self.n_parameters
+        return np.maximum(left, 0.1 * self.n_observed)
 
-        Degrees of freedom of a point estimate are never fewer than a tenth of the entries.
-        """
-        count = np.array([matrix.count for matrix in self.matrices])
-        divisor = np.maximum(count - self.n_parameters, 0.1 * count) if at_point else count
+    def _estimates(self, fit: Fit, at_point: bool = True) -> Array:
+        """Estimate dispersions by Pearson's statistic; those that are known stay what they are."""
+        divisor = self._freedom if at_point else self.n_observed
         phi = np.maximum(np.atleast_1d(fit.pearson) / divisor, np.finfo(np.float32).tiny)
         return self._merge(phi, self.current)
 
@@ -375,9 +378,8 @@ class DispersionRule:
             self.memory = np.where(self.counts, self.scale, self.memory)
         phi = np.atleast_1d(estimate)
         if (undecided := self.undecided).any():
-            phi, count = self.variation(place, phi), [matrix.count for matrix in self.matrices]
-            freedom = np.maximum(np.subtract(count, self.n_parameters), np.multiply(0.1, count))
-            phi = np.where(undecided, self._snap(phi * count / freedom), phi)
+            phi = self.variation(place, phi)
+            phi = np.where(undecided, self._snap(phi * self.n_observed / self._freedom), phi)
             if not self.settled:
                 poisson = self.counts & (phi == self.scale)
                 self.memory = np.where(poisson, self.scale, self.memory)
