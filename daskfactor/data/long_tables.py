@@ -17,7 +17,13 @@ from daskfactor.data.coo import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, storable, usable_dims
 from daskfactor.data.statistics import SourceInfo
-from daskfactor.data.tables import ReadOptions, TableColumns, chosen_columns
+from daskfactor.data.tables import (
+    UNCLEAR_WIDTH,
+    ReadOptions,
+    TableColumns,
+    chosen_columns,
+    may_be_keys,
+)
 from daskfactor.errors import DataError, OptionError
 
 
@@ -26,8 +32,6 @@ class UnclearTableError(DataError):
 
 
 ROLES = ("rows", "columns", "values")
-UNCLEAR_WIDTH = 3
-"""Number of columns at which a table may be a matrix or a long table."""
 
 
 def is_long(
@@ -131,10 +135,10 @@ def open_frame(data: Any, options: ReadOptions) -> Source:
     all_names = [str(column) for column in frame.columns]
     labelled = not (frame.index.name is None and frame.index.dtype.kind in "iu")
     has_keys = False
-    if len(all_names) > UNCLEAR_WIDTH:
+    if len(all_names) == UNCLEAR_WIDTH + 1:
         (first, second), types = frame.dtypes.iloc[:2], pd.api.types
-        has_keys = types.is_integer_dtype(first) or frame.iloc[:, 0].duplicated().any()
-        has_keys = has_keys and not types.is_float_dtype(second)
+        repeats = frame.iloc[:, 0].duplicated().any()
+        has_keys = may_be_keys(types.is_integer_dtype(first), repeats, types.is_float_dtype(second))
     if not pairs and not is_long(name, all_names, labelled, has_keys, options):
         return from_pandas(_labelled(frame, all_names))
     if len(set(all_names)) < len(all_names):

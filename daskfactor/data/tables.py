@@ -58,6 +58,8 @@ _NO_GENES = re.compile(
     r"|N_(unmapped|multimapping|noFeature|ambiguous)|_total_\w+"
 )
 """Row names under which HTSeq, STAR and QoRTs count reads without a gene."""
+UNCLEAR_WIDTH = 3
+"""Number of columns at which a table may be a matrix or a long table."""
 INDEX_LEVEL = "__index_level_"
 """Prefix of the column in which pandas stores an unnamed index."""
 
@@ -93,13 +95,13 @@ class TableColumns(NamedTuple):
     """Columns of a table in a file.
 
     ``labelled`` is True if rows have labels besides; ``has_keys`` if the first two columns may be
-    keys. ``header`` is the option to read the file with. ``fault`` describes an error in one of the
-    first lines.
+    keys (see `may_be_keys`; it matters at a width of ``UNCLEAR_WIDTH + 1`` alone). ``header`` is
+    the option to read the file with. ``fault`` describes an error in one of the first lines.
     """
 
     names: list[str]
     labelled: bool
-    has_keys: bool
+    has_keys: bool = False
     header: bool | None = None
     fault: str | None = None
 
@@ -192,6 +194,19 @@ def open_csv(location: str, options: ReadOptions) -> Source:
     return Source(info, labels=labels, pieces=pieces, merges=True)
 
 
+def may_be_keys(integer: bool, repeats: bool, fractional: bool) -> bool:
+    """Return whether the first two columns of a table may hold keys.
+
+    Parameters
+    ----------
+    integer, repeats
+        True if the first column holds integers, and if it holds a value more than once.
+    fractional
+        True if the second column holds numbers that are not integers.
+    """
+    return (integer or repeats) and not fractional
+
+
 def inspect_parquet(location: str, options: ReadOptions) -> TableColumns:
     """Return the columns of a Parquet file; a stored pandas index holds labels of rows."""
     pa = require("pyarrow", "tables", "Parquet files")
@@ -199,17 +214,19 @@ def inspect_parquet(location: str, options: ReadOptions) -> TableColumns:
 
     try:
         with pq.ParquetFile(path_or_file(parquet_files(location)[0])) as file:
-            schema = file.schema_arrow
-            batch = next(file.iter_batches(PIECE, columns=schema.names[:1]), None)
+            schema, batch = file.schema_arrow, None
+            if len(schema.names) == UNCLEAR_WIDTH + 1:
+                batch = next(file.iter_batches(PIECE, columns=schema.names[:1]), None)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
     index = (schema.pandas_metadata or {}).get("index_columns", [])
     labelled = any(isinstance(level, str) for level in index)
     names = [name for name in schema.names if not name.startswith(INDEX_LEVEL)]
-    types = [schema.field(name).type for name in names[:2]]
-    repeats = batch is not None and len(batch.column(0).unique()) < len(batch)
-    has_keys = repeats or any(map(pa.types.is_integer, types[:1]))
-    has_keys = has_keys and not any(map(pa.types.is_floating, types))
+    if batch is None:
+        return TableColumns(names, labelled)
+    first, second = (schema.field(name).type for name in schema.names[:2])
+    repeats = len(batch.column(0).unique()) < len(batch)
+    has_keys = may_be_keys(pa.types.is_integer(first), repeats, pa.types.is_floating(second))
     return TableColumns(names, labelled, has_keys)
 
 
@@ -224,13 +241,13 @@ def inspect_csv(location: str, options: ReadOptions) -> TableColumns:
     lines = [dialect.fields(line) for line in dialect.lines if line.strip()][header:]
     first = [line[0] for line in lines]
     # pandas writes its index as an unnamed column; a mere numbering is not a label.
-    counts = header and not names[0] and first == [str(at) for at in range(len(lines))]
+    counts = header and not names[0] and _numbered(first)
     counts = counts and not _counts_up(names[1:])
     corner = (not names[0] and not counts) or any(len(line) == width + 1 for line in lines)
     pairs = [line[counts : counts + 2] for line in lines if len(line) > counts + 1]
     keys = [key for key, _ in pairs]
-    has_keys = all(map(str.isdecimal, keys)) or len(set(keys)) < len(keys)
-    has_keys = has_keys and all(two.isdecimal() or not is_number(two) for _, two in pairs)
+    fractional = not all(two.isdecimal() or not is_number(two) for _, two in pairs)
+    has_keys = may_be_keys(all(map(str.isdecimal, keys)), len(set(keys)) < len(keys), fractional)
     if _describes_genes(names):
         names, corner = [names[0], *names[6:]], True
     header_option = None if dialect.names is not None and options.header is None else header
@@ -415,7 +432,12 @@ def _names_by_numbers(first: Sequence[str]) -> bool:
 
 def _counts_up(first: Sequence[str]) -> bool:
     """Return whether a line is 0, 1, 2, ..., which pandas writes for unnamed columns."""
-    return len(first) > 2 and list(first) == [str(at) for at in range(len(first))]
+    return len(first) > 2 and _numbered(first)
+
+
+def _numbered(fields: Sequence[str]) -> bool:
+    """Return whether fields are 0, 1, 2, ..."""
+    return list(fields) == [str(at) for at in range(len(fields))]
 
 
 def chosen_columns(location: str, all_names: Sequence[str], options: ReadOptions) -> list[str]:

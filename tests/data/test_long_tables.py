@@ -137,6 +137,14 @@ def test_ratings_with_their_times_are_not_fitted_as_a_matrix(tmp_path, ending, u
     assert data.to_numpy().sum() == 12
 
 
+@pytest.mark.parametrize("ending", [None, "csv", "parquet"])
+def test_fractions_that_repeat_may_be_keys_wherever_the_table_is(tmp_path, ending):
+    doses = RATED.assign(user=[0.5, 1.5, 0.5, 2.5], time=[10, 20, 30, 40])
+    table = doses if ending is None else write(tmp_path, doses, ending)
+    name = "the DataFrame" if ending is None else rf"t\.{ending}"
+    refused(DataError, f"{name} could be .* matrix of 4 columns", dfac.as_blocks, table)
+
+
 def test_measurements_and_counts_of_genes_are_matrices(tmp_path):
     genes = pd.DataFrame({"gene": [*"abc"], "s1": [1, 2, 3], "s2": [0, 2, 1], "s3": [4, 4, 1]})
     flowers = pd.DataFrame(np.arange(1, 13).reshape(3, 4) / 8, columns=[*"wxyz"])
