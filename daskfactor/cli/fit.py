@@ -58,10 +58,10 @@ class ModelOptions:
         files = {"covariates_w": self.row_covariates, "covariates_h": self.column_covariates}
         for name, file in files.items():
             if file is not None:
-                from daskfactor.data.files import read_matrix
+                from daskfactor.data.opening import load
                 from daskfactor.data.tables import ReadOptions
 
-                options[name] = read_matrix(file, ReadOptions(table=False))
+                options[name] = load(file, ReadOptions(table=False))
         models = {"gaussian": dfac.GaussianMF, "negative-binomial": dfac.NegativeBinomialNMF}
         return models.get(self.model, dfac.TweedieNMF)(n_components, **options)
 

@@ -245,10 +245,10 @@ def _number_or_matrix(text: str) -> Any:
     number = _number_or_word(text)
     if isinstance(number, float):
         return number
-    from daskfactor.data.files import read_matrix
+    from daskfactor.data.opening import load
     from daskfactor.data.tables import ReadOptions
 
-    return read_matrix(text, ReadOptions(table=False))
+    return load(text, ReadOptions(table=False))
 
 
 EXECUTION_PANEL: Final = "Execution"

@@ -50,9 +50,9 @@ def info(
     try:
         tree = dfac.open_run(run)
     except StoreFormatError:
-        from daskfactor.data.store import is_blocked_store
+        from daskfactor.data.places import kind_of
 
-        if not is_blocked_store(run):
+        if kind_of(run) != "blocks":
             raise
         return _data_store_info(run)
     diagnostics = dfac.summarize(tree) if diagnose else None

@@ -17,7 +17,7 @@ from daskfactor.checks import (
     mask_in_order,
     one_of,
 )
-from daskfactor.data.adapters import decoded, open_source
+from daskfactor.data.adapters import decoded, from_matrix
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coo import canonical
@@ -165,7 +165,7 @@ def hold_out(
             selection, V.dims, (V.indexes.get(V.dims[0]), V.indexes.get(V.dims[1]))
         )
     if sparse.issparse(V):
-        meaning = meaning_of_unstored(open_source(V), unstored)
+        meaning = meaning_of_unstored(from_matrix(V), unstored)
         result = _from_sparse(V, selection, meaning == "zero", keep_one, rng)
         result.train.unstored = meaning
         return result

@@ -13,9 +13,9 @@ import daskfactor
 from daskfactor.checks import refuse_unknown, warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coupled import join
-from daskfactor.data.files import reopen
 from daskfactor.data.grid import Bands, Grid, block_at
 from daskfactor.data.loading import UNCERTAINTY
+from daskfactor.data.opening import reopen
 from daskfactor.data.sources import blocks_of
 from daskfactor.data.tensor import as_tensor, grid_of
 from daskfactor.data.weights import StoredWeights
@@ -49,7 +49,7 @@ from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.files import damaged
 from daskfactor.results.trace import Run
-from daskfactor.urls import Url, is_url, sibling
+from daskfactor.urls import Location, is_url
 
 if TYPE_CHECKING:
     from daskfactor.executors.device import CUDA
@@ -345,7 +345,7 @@ def _weights_again(
         return {"weights": StoredWeights(weighting, weights.values)}
     if source.get("weights") is not None:
         path = source["weights"]
-        return {weighting: sibling(path, V) if isinstance(V, Url) and is_url(path) else path}
+        return {weighting: V.sibling(path) if isinstance(V, Location) and is_url(path) else path}
     options = [f"blocks={len(saved['row_offsets']) - 1}"]
     options += [f'unstored="{saved["unstored"]}"'] if saved["unstored"] else []
     options += ["balance=True"] if saved["balance"] else []

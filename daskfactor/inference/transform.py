@@ -10,11 +10,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import label_at, match_labels, one_of, refuse_repeated, truth, whole_number
-from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.files import ANYTHING, open_input
 from daskfactor.data.labels import DEFAULT_DIMS
-from daskfactor.data.store import is_blocked_store
+from daskfactor.data.opening import ANYTHING, open_source
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.base import reference_sampler
@@ -33,7 +31,6 @@ from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_run
 from daskfactor.results.trace import Run
 from daskfactor.results.views import UNSETTLED
-from daskfactor.urls import as_url
 
 Array = NDArray[Any]
 Axis = Literal["row", "column"]
@@ -250,11 +247,10 @@ def _draw(plan: NewRows, run: Session[BlockedData]) -> Array:
 
 def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
-    V = as_url(V, options.get("storage_options"))
-    says_itself = isinstance(V, BlockedData) or is_blocked_store(V)
-    if options.get("unstored") is not None or posterior.unstored is None or says_itself:
+    is_known = options.get("unstored") is not None or posterior.unstored is None
+    if is_known or isinstance(V, BlockedData):
         return V, options
-    source = V if isinstance(V, Source) else open_input(V, ReadOptions.of(options))
+    source = open_source(V, ReadOptions.of(options))
     rest = {name: value for name, value in options.items() if not hasattr(ANYTHING, name)}
     if source.is_sparse and source.unstored is None:
         rest["unstored"] = posterior.unstored

@@ -30,7 +30,7 @@ from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
 from daskfactor.results.metadata import LIBRARY
 from daskfactor.results.zarr_stores import PatientStore
-from daskfactor.urls import scheme_of, unreachable_error
+from daskfactor.urls import unreachable_error
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class UrlView:
 
     def kind(self) -> str | None:
         """Return the kind of the content: a run, a blocked store, another group, or None."""
-        from daskfactor.data.store import FORMAT
+        from daskfactor.data.places import FORMAT
 
         with suppress(OSError, ValueError, AttributeError, KeyError):
             attributes = self.document(NODE)["attributes"]
@@ -182,7 +182,7 @@ class RepositoryBackend(RepositoryView):
         backend._refuse_if_leased()
         backend.commit("opened")
         _OPEN.add(url)
-        if scheme_of(url) != "memory":
+        if not url.startswith("memory://"):
             backend._lease_thread.start()
         return backend
 
@@ -228,7 +228,7 @@ class RepositoryBackend(RepositoryView):
     @property
     def shared(self) -> bool:
         """False for the memory of this process, to which others cannot write."""
-        return scheme_of(self.name) != "memory"
+        return not self.name.startswith("memory://")
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         self.store.save(name, write)
