@@ -188,7 +188,7 @@ def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> flo
     return rows * model.width * data.dtype.itemsize * share + learnt_bytes(data, model)
 
 
-def kept_copies(data: BlockedData, stored: bool) -> tuple[bool, bool]:
+def copies_in_memory(data: BlockedData, stored: bool) -> tuple[bool, bool]:
     """Return whether results hold a copy of the data, and of the weights of their cells.
 
     Data are held if they are dense, in memory, and small or for a store; their weights with them,
