@@ -1,7 +1,7 @@
 """Lazy predictions with intervals for any cells, from all draws of mu = WH."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, Literal
 
 import dask
@@ -41,6 +41,7 @@ from daskfactor.results.uncertainty import has_uncertainty, knows_variances, var
 
 Array = NDArray[Any]
 Of = Literal["observation", "mean"]
+Cells = tuple[xr.DataArray, xr.DataArray]
 
 compute: Final[Any] = dask.compute  # type: ignore[attr-defined]  # carries no types
 
@@ -123,20 +124,27 @@ def predict(
     """
     _check_options(interval, of)
     run = Run.of(trace, "a prediction", ", or with monitor=(rows, columns) for a few cells")
-    tensor = None
-    if run.axes is None:
-        run.require_matrix("predict")
-        run, rows = with_new(run, "W", rows)
-        run, columns = with_new(run, "H", columns)
-        dims, cells = run.dims, select(run, rows, columns)
-    else:
+    if run.axes is not None:
         if columns is not None:
             raise OptionError(
                 "cells of a tensor are one tuple of positions along each axis; leave columns out "
                 f"and pass predict(trace, ({', '.join(run.axes.names)}))"
             )
         tensor = chosen(run, run.axes, rows)
-        run, cells, dims = tensor.run, (tensor.rows, tensor.columns), ("cell", "cell")
+        cells = tensor.rows, tensor.columns
+        return tensor.in_shape(predict_at(tensor.run, cells, interval, of, uncertainty))
+    run.require_matrix("predict")
+    run, rows = with_new(run, "W", rows)
+    run, columns = with_new(run, "H", columns)
+    cells = select(run, rows, columns)
+    result = predict_at(run, cells, interval, of, uncertainty)
+    return _with_stacks(result, stacks_of(run.attrs), (rows, columns), cells)
+
+
+def predict_at(
+    run: Run, cells: Cells, interval: float, of: Of | None = None, uncertainty: Any = None
+) -> xr.Dataset:
+    """Return the prediction of a grid of cells, or of single cells, see `predict`."""
     model, dispersion, of = _model_of(run, of, uncertainty)
     draws = draws_of(run.posterior, cells, run.weights)
     mean, variance = per_cell(moments, draws)
@@ -158,25 +166,22 @@ def predict(
         sd = da.sqrt(variance)
         tail = 0.5 * (1.0 - interval)
         lower, upper = per_cell(quantiles, draws, levels=(tail, 1.0 - tail))
-    values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    along = cells[0].dims if paired(cells) else dims
-    result = xr.Dataset({name: (along, value) for name, value in values.items()})
+    along = cells[0].dims if paired(cells) else run.dims
+    result = _result(run, along, (mean, sd, lower, upper), of, interval)
     # A single label drops its dimension, unless it is the label of several rows.
     result = result.isel({dim: 0 for dim, at in zip(along, cells, strict=False) if not at.ndim})
-    result = result.assign_coords({**cells[0].coords, **cells[1].coords})
-    if tensor is None:
-        result = _with_stacks(result, stacks_of(run.attrs), (rows, columns), cells)
-    else:
-        result = tensor.in_shape(result)
-    return _with_units(result, run).assign_attrs(of=of, interval=interval)
+    return result.assign_coords({**cells[0].coords, **cells[1].coords})
 
 
-def _with_units(result: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add the units of the data to predictions."""
-    if (units := run.data.get("units")) is None:
-        return result
-    values = result.data_vars.items()
-    return result.assign({name: variable.assign_attrs(units=units) for name, variable in values})
+def _result(
+    run: Run, along: tuple[Hashable, ...], values: tuple[Any, ...], of: Of, interval: float
+) -> xr.Dataset:
+    """Return mean, standard deviation and interval in the unit of the data."""
+    units = run.data.get("units")
+    attrs = {} if units is None else {"units": units}
+    names = ("mean", "sd", "lower", "upper")
+    variables = {name: (along, one, attrs) for name, one in zip(names, values, strict=True)}
+    return xr.Dataset(variables, attrs={"of": of, "interval": interval})
 
 
 def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:
@@ -240,7 +245,7 @@ def _with_stacks(
     result: xr.Dataset,
     stacks: dict[str, Stack],
     keys: tuple[Any, Any],
-    cells: tuple[xr.DataArray, xr.DataArray],
+    cells: Cells,
 ) -> xr.Dataset:
     """Unstack dimensions that were selected by level; add a MultiIndex to the others."""
     if paired(cells):
@@ -366,19 +371,17 @@ def monitored(
     else:
         sd = np.sqrt(variance)
         lower, upper = matched_interval(mean, variance, model.nonnegative, interval)
-    values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
     names = {inner: name for name, inner in CELL_NAMES.items()}
-    result = xr.Dataset({name: ("cell", value) for name, value in values.items()})
-    result = result.assign_coords(
+    result = _result(run, ("cell",), (mean, sd, lower, upper), of, interval)
+    if run.axes is not None:
+        return result.assign_coords(run.axes.places(group))
+    return result.assign_coords(
         {
             names.get(str(name), name): coord.variable
             for name, coord in group.coords.items()
             if coord.dims == ("cell",)
         }
     )
-    if run.axes is not None:
-        result = result.drop_vars(result.coords).assign_coords(run.axes.places(group))
-    return _with_units(result, run).assign_attrs(of=of, interval=interval)
 
 
 def _pooled(group: xr.Dataset) -> tuple[Array, Array]:
