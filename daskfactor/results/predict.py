@@ -33,7 +33,7 @@ from daskfactor.results.schema import (
     MONITOR,
     tree_of,
 )
-from daskfactor.results.selection import paired, select
+from daskfactor.results.selection import Cells, paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
 from daskfactor.results.tensors import chosen
 from daskfactor.results.trace import Run, Trace, describes_run, reads_in_threads
@@ -41,7 +41,6 @@ from daskfactor.results.uncertainty import has_uncertainty, knows_variances, var
 
 Array = NDArray[Any]
 Of = Literal["observation", "mean"]
-Cells = tuple[xr.DataArray, xr.DataArray]
 
 compute: Final[Any] = dask.compute  # type: ignore[attr-defined]  # carries no types
 
@@ -277,22 +276,34 @@ def observed_law(run: Run) -> tuple[Any, Any]:
     return model, dispersion
 
 
+def require_noise(run: Run, model: Any, purpose: str, uncertainty: Any, other: str = "") -> None:
+    """Refuse a run that does not tell the noise of an observation; ``other`` is an alternative.
+
+    Raises
+    ------
+    OptionError
+        If the model has no observations, or uncertainties are unknown.
+    """
+    if not model.has_observations:
+        advice = f"pass {other}" if other else "use another model"
+        raise OptionError(
+            f"{purpose} needs a likelihood of observations, which {type(model).__name__} does not "
+            f"have; {advice}"
+        )
+    if not knows_variances(run, uncertainty):
+        raise OptionError(
+            f"{purpose} needs the uncertainty of each of these cells, which the result does not "
+            f"have; pass them as uncertainty={other and f', or {other}'}"
+        )
+
+
 def _model_of(run: Run, of: Of | None, uncertainty: Any) -> tuple[Any, Any, Of]:
     """Return the model of a run, its dispersion(s), and the target of the interval."""
     model, dispersion = observed_law(run)
-    if not knows_variances(run, uncertainty):
-        if of == "observation":
-            raise OptionError(
-                "of='observation' needs the uncertainty of each of these cells, which the result "
-                "does not have; pass them as uncertainty=, or of='mean'"
-            )
-        return model, dispersion, "mean"
-    if of == "observation" and not model.has_observations:
-        raise OptionError(
-            "of='observation' needs a likelihood of observations, which SILFNMF does not have; "
-            "pass of='mean'"
-        )
-    return model, dispersion, of or ("observation" if model.has_observations else "mean")
+    has_noise = knows_variances(run, uncertainty) and model.has_observations
+    if of == "observation":
+        require_noise(run, model, "of='observation'", uncertainty, "of='mean'")
+    return model, dispersion, of or ("observation" if has_noise else "mean")
 
 
 def _dispersion_of(run: Run, cells: Any, dispersion: Any, uncertainty: Any, mean: Any) -> Any:
