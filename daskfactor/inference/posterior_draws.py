@@ -19,7 +19,7 @@ from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, as_draws, describes_run, factors_of
+from daskfactor.results.trace import Run, describes_run, factors_of
 
 Array = NDArray[Any]
 Values = dict[str, Array]
@@ -174,9 +174,9 @@ def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -
     ModelError
         If its model has no law of a new row.
     """
-    run = as_draws(trace, "a new row")
+    run = Run.of(trace, "a new row", point=True)
     group, dims = run.posterior, run.dims
-    if isinstance(trace, xr.Dataset):
+    if run.is_point:
         repeats = REPEATS if draws is None else whole_number("draws", draws, 1)
         one = _read(run, group, axis, group.indexes.get(dims[1 - axis]))
         values = {
