@@ -367,7 +367,7 @@ class BandStore:
         )
 
         def add(key: Key, value: Any) -> None:
-            values[key, version] = _writable(value)
+            values[key, version] = writable(value)
             report.stored.append(key)
 
         def record(band: Band, position: int, draws: Any, sums: Any) -> None:
@@ -393,14 +393,14 @@ class BandStore:
         return report
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
     """Return the value with aligned, writable arrays; those from messages may be neither."""
     if isinstance(value, np.ndarray):
         return np.require(value, requirements=["W", "A"])
     if isinstance(value, FactorBand):
-        return replace(value, values=_writable(value.values))
+        return replace(value, values=writable(value.values))
     if isinstance(value, BlockCells):
-        return replace(value, mean=_writable(value.mean), m2=_writable(value.m2))
+        return replace(value, mean=writable(value.mean), m2=writable(value.m2))
     return value
 
 
