@@ -13,20 +13,35 @@ from daskfactor.inference.scratch_checkpoint import ScratchCheckpoint
 from daskfactor.results.files import Checkpoints, Late
 
 Values = dict[str, Any]
-"""State of a computation by name: arrays, and values that JSON can hold."""
+"""State of a computation by name: arrays, tuples, and values that JSON can hold."""
 
 
-def split_values(values: Mapping[str, Any], prefix: str = "") -> tuple[Late, Values]:
-    """Separate the arrays of a state, which get a prefix, from its JSON values."""
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    rest = {name: value for name, value in values.items() if name not in arrays}
-    return {prefix + name: array for name, array in arrays.items()}, rest
+def split_values(value: Any, path: str) -> tuple[Late, Any]:
+    """Separate the arrays of a state of dicts and tuples, by their paths, from its JSON values."""
+    arrays: Late = {}
+
+    def split(part: Any, path: str) -> Any:
+        if isinstance(part, np.ndarray):
+            arrays[path] = part
+            return {"array": path}
+        if isinstance(part, tuple):
+            return {"tuple": [split(one, f"{path}/{n}") for n, one in enumerate(part)]}
+        if isinstance(part, dict):
+            return {name: split(one, f"{path}/{name}") for name, one in part.items()}
+        return part
+
+    return arrays, split(value, path)
 
 
-def join_values(arrays: Mapping[str, Any], rest: Values, prefix: str = "") -> Values:
-    """Return the state that `split_values` separated."""
-    names = (name for name in arrays if name.startswith(prefix))
-    return rest | {name.removeprefix(prefix): arrays[name] for name in names}
+def join_values(arrays: Mapping[str, Any], value: Any) -> Any:
+    """Return the state that `split_values` separated, with copies of the arrays."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"array"}:
+        return np.array(arrays[value["array"]])
+    if value.keys() == {"tuple"}:
+        return tuple(join_values(arrays, part) for part in value["tuple"])
+    return {name: join_values(arrays, part) for name, part in value.items()}
 
 
 class RunLoop(ABC):
@@ -74,6 +89,7 @@ class RunLoop(ABC):
 
     def write(self, due: bool) -> None:
         """Write the results of a segment; ``due`` if a checkpoint follows."""
+        del due
 
     @property
     def elapsed(self) -> float:
