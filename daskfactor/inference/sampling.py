@@ -34,7 +34,7 @@ from daskfactor.inference.setting import (
     Setting,
     check_stride,
     checked_lengths,
-    kept_copies,
+    copies_in_memory,
     monitored_cells,
     plan_run,
 )
@@ -556,7 +556,7 @@ def described(
     ``options`` has ``seed`` and ``dtype``.
     """
     labels, weights, place = data.labels, data.weights, data.source.to_dict()
-    copies_data, copies_weights = kept_copies(data, stored)
+    copies_data, copies_weights = copies_in_memory(data, stored)
     if weights is not None:
         place["weights"] = weights.source.location
     run = {"options": options, "model": model, "sampler": sampler, "source": place}

@@ -257,6 +257,14 @@ class LocalBackend(FolderView):
         scratch_folder(path).mkdir(parents=True)
         return cls(path, writer_lock(path), reservation)
 
+    @classmethod
+    def for_checkpoints(cls, path: Path) -> "LocalBackend":
+        """Return a backend in an empty folder for checkpoints only."""
+        scratch_folder(path).mkdir(parents=True)
+        backend = cls(path)
+        write_json(backend.store, MARKER, {"attributes": {}})
+        return backend
+
     @property
     def shared(self) -> Path | bool:
         return scratch_folder(self.path)
