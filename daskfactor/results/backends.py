@@ -27,6 +27,7 @@ from daskfactor.results.files import (
     scratch_folder,
     seal,
     taken_over,
+    write_json,
     writer_lock,
 )
 from daskfactor.results.metadata import LIBRARY
