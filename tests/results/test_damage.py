@@ -171,7 +171,7 @@ PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
         ("posterior/gene", PICKLE, "decoded by numcodecs.pickle"),
         ("posterior/W", PICKLE, "decoded by numcodecs.pickle"),
         ("posterior/gene", {"storage_transformers": [{"name": "any"}]}, "a storage transformer"),
-        ("posterior/day", {"shape": [2**40]}, "GiB of labels, which need .* GiB of memory"),
+        ("posterior/day", {"shape": [2**40]}, "GiB of labels of .* takes .* GiB of memory"),
         ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* need .* GiB of memory"),
     ],
 )
