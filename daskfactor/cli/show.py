@@ -111,8 +111,8 @@ def annotate(
     """
     from daskfactor.results.annotation import annotate_file
 
-    noted = annotate_file(run, data, output, key, overwrite=overwrite)
-    return {"output": output, "key": key, **noted}, f"wrote obsm, varm and uns {key!r} to {output}"
+    places = annotate_file(run, data, output, key, overwrite=overwrite)
+    return {"output": output, "key": key, **places}, f"wrote obsm, varm and uns {key!r} to {output}"
 
 
 def plot(

@@ -145,12 +145,12 @@ class PosteriorDraws:
         """Return the draws with these entries of the other factor, in this order."""
         if np.array_equal(entries, np.arange(self.other.shape[2])):
             return self
-        taken = {
+        selected = {
             name: np.take(self.values[name], entries, axis=2)
             for name in (OTHER, DISPERSION)
             if name in self.values and self.values[name].ndim > 2
         }
-        return replace(self, values=self.values | taken)
+        return replace(self, values=self.values | selected)
 
 
 def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -> PosteriorDraws:
