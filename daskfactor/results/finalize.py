@@ -8,10 +8,9 @@ import xarray as xr
 
 from daskfactor.models.settings import EFFECTIVE
 from daskfactor.results.describe import facts_of
-from daskfactor.results.particle_summary import facts_of_particles
 from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import MOMENTS
-from daskfactor.results.summary import Summary, cached_summary, compute_summary
+from daskfactor.results.summary import Summary, cached_summary, compute_summary, of_particles
 from daskfactor.results.summary_cache import CachedSummary, cache_attr, cached_in
 from daskfactor.results.trace import Run
 
@@ -67,7 +66,7 @@ def measured(tree: xr.DataTree) -> dict[str, Any]:
     if "posterior" in run or MOMENTS in run:
         facts["dims"] = list(run.dims)
     if run.is_particles:
-        facts["particles"] = facts_of_particles(run)
+        facts["particles"] = of_particles().facts_of_particles(run)
         facts["draws_done"] = facts["particles"]["done"]
     elif MOMENTS in run:
         facts["draws_done"] = int(run.group(MOMENTS)["count"].min())

@@ -2,6 +2,7 @@
 
 import math
 import re
+from importlib import import_module
 from os import PathLike
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,6 @@ from daskfactor.results.diagnose import (
     rhat_beyond_autocorrelation,
     trend,
 )
-from daskfactor.results.particle_summary import particle_lights, particle_lines, particle_series
 from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import TITLES, Series, balanced_density
@@ -132,12 +132,12 @@ class Summary(VerdictDataset):  # type: ignore[no-untyped-call]
         if "notes" not in self.attrs:
             return None
         for name, others, lines in (
-            ("mean", {"sd", "one_particle", "kind"}, particle_lines),
-            ("rhat", {"ess_bulk", "ess_tail", "kind"}, _chain_lines),
+            ("mean", {"sd", "one_particle", "kind"}, lambda: of_particles().particle_lines),
+            ("rhat", {"ess_bulk", "ess_tail", "kind"}, lambda: _chain_lines),
         ):
             complete = {name, *others} <= set(self.variables)
             if complete and self[name].dims == ("functional",):
-                return "\n".join(lines(self))
+                return "\n".join(lines()(self))
         return None
 
 
@@ -146,6 +146,11 @@ CHANCE_ERRORS: Final = 2.0
 """Standard errors of an R-hat that may be chance."""
 CELLS: Final = 32
 SEED: Final = 0
+
+
+def of_particles() -> Any:
+    """Return the module that summarizes particles, which the core imports only for these."""
+    return import_module("daskfactor.stein.particle_summary")
 
 
 @reads_in_threads
@@ -265,8 +270,8 @@ def compute_summary(
     run = Run(tree)
     if run.is_particles:
         run = Run.of(tree, "a summary")
-        series, columns, attrs = particle_series(run, cells, random_seed)
-        return _assemble(series, columns, attrs, *particle_lights(columns, attrs))
+        series, columns, attrs = of_particles().particle_series(run, cells, random_seed)
+        return _assemble(series, columns, attrs, *of_particles().particle_lights(columns, attrs))
     series, moved = all_series(tree, cells, random_seed, None, aligned)
     if not series:
         raise OptionError("the run has no draws yet; resume it before summarize")
