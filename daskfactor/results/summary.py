@@ -23,7 +23,6 @@ from daskfactor.results.diagnose import (
     rhat_beyond_autocorrelation,
     trend,
 )
-from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import TITLES, Series, balanced_density
 from daskfactor.results.summary_cache import CachedSummary, cached_at, cached_in
@@ -282,14 +281,14 @@ def compute_summary(
         **dict(zip(Convergence._fields, np.transpose(diagnostics), strict=True)),
         **{name: [getattr(one, name) for one in series] for name in COMPONENT_COLUMNS},
     }
-    judged = [Judged.of(*pair) for pair in zip(series, diagnostics, strict=True)]
+    quantities = [Quantity.of(*pair) for pair in zip(series, diagnostics, strict=True)]
     facts = _facts(run, series[-1].values.shape)
-    lights = _lights(run, _without_replaced(judged), facts)
+    lights = _lights(run, _without_replaced(quantities), facts)
     attrs = {"chains": facts.chains, "draws": facts.draws}
     return _assemble(series, columns, attrs, lights, _notes(run, series, facts, moved))
 
 
-class Judged(NamedTuple):
+class Quantity(NamedTuple):
     """Series with the diagnostics that the lights use.
 
     Attributes
@@ -307,7 +306,7 @@ class Judged(NamedTuple):
     ess: float
 
     @classmethod
-    def of(cls, series: Series, diagnostics: Convergence) -> "Judged":
+    def of(cls, series: Series, diagnostics: Convergence) -> "Quantity":
         """Return a series with its diagnostics."""
         # R-hat of WH is pooled over many entries, so that chance adds little; others count singly.
         errors = 0.0 if series.kind == "product" else CHANCE_ERRORS
@@ -379,14 +378,14 @@ def _explained(run: Run) -> bool:
     return getattr(run.model, "dispersion", None) == "auto" and run.attrs.get("dispersion") == 1.0
 
 
-def _lights(run: Run, judged: list[Judged], facts: Facts) -> dict[str, Light]:
+def _lights(run: Run, quantities: list[Quantity], facts: Facts) -> dict[str, Light]:
     """Return the lights of chains."""
     moving = describe_trend(run.tree)
-    density = _of_kind(judged, "balanced") or _of_kind(judged, "density")
+    density = _of_kind(quantities, "balanced") or _of_kind(quantities, "density")
     log_density = density_light(density[0].rhat, moving, facts, within=lambda: _within(density[:1]))
     # Constant chains have no trend, but have not converged either.
     rising = moving is not None or math.isinf(density[0].rhat)
-    valid = [one for one in _of_kind(judged, "product") if one.is_valid]
+    valid = [one for one in _of_kind(quantities, "product") if one.is_valid]
     if run.has_draws:
         predictions = predictions_light(
             np.array([one.rhat for one in valid]),
@@ -399,19 +398,21 @@ def _lights(run: Run, judged: list[Judged], facts: Facts) -> dict[str, Light]:
         predictions = _monitored_light(run, facts)
     sound = predictions.status in ("green", "none") or predictions.alone
     components = with_unconverged(
-        _components_light(run, judged, facts, sound=sound),
-        _unconverged(run, [one for one in judged if one is not density[0]]),
+        _components_light(run, quantities, facts, sound=sound),
+        _unconverged(run, [one for one in quantities if one is not density[0]]),
         facts,
         sound=sound,
     )
-    observations = _observations_light(run, judged, facts, rising=rising)
+    observations = _observations_light(run, quantities, facts, rising=rising)
     lights = predictions, observations, components, log_density
     return dict(zip(LIGHTS, lights, strict=True))
 
 
-def _observations_light(run: Run, judged: list[Judged], facts: Facts, *, rising: bool) -> Light:
+def _observations_light(
+    run: Run, quantities: list[Quantity], facts: Facts, *, rising: bool
+) -> Light:
     """Return the light of predicted observations at the cells of the summary."""
-    cells = [(one, at) for one in judged if (at := CELL.fullmatch(one.series.name))]
+    cells = [(one, at) for one in quantities if (at := CELL.fullmatch(one.series.name))]
     valid = [(one, at.groups()) for one, at in cells if one.is_valid]
     if not run.has_draws:
         return NO_DRAWS
@@ -425,7 +426,7 @@ def _observations_light(run: Run, judged: list[Judged], facts: Facts, *, rising:
     if not valid:
         nothing = np.empty(0)
         return observations_light(nothing, nothing, nothing, facts, rising=rising)
-    model, dispersion = observed_law(run)
+    model, dispersion = run.law
     rows, columns = np.array([place for _, place in valid], int).T
     drawn = np.array([one.series.values for one, _ in valid])
     mean, variance = drawn.mean(axis=(1, 2)), drawn.var(axis=(1, 2))
@@ -446,14 +447,14 @@ def _observations_light(run: Run, judged: list[Judged], facts: Facts, *, rising:
     return observations_light(means, error[sure], sd[sure], facts, rising=rising)
 
 
-def _of_kind(judged: list[Judged], *kinds: str) -> list[Judged]:
-    return [one for one in judged if one.series.kind in kinds]
+def _of_kind(quantities: list[Quantity], *kinds: str) -> list[Quantity]:
+    return [one for one in quantities if one.series.kind in kinds]
 
 
-def _without_replaced(judged: list[Judged]) -> list[Judged]:
+def _without_replaced(quantities: list[Quantity]) -> list[Quantity]:
     """Leave out series that others replace."""
-    replaced = _replaced({one.series.kind for one in judged})
-    return [one for one in judged if one.series.kind not in replaced]
+    replaced = _replaced({one.series.kind for one in quantities})
+    return [one for one in quantities if one.series.kind not in replaced]
 
 
 def _replaced(kinds: set[str]) -> set[str]:
@@ -461,11 +462,11 @@ def _replaced(kinds: set[str]) -> set[str]:
     return {"component"} if "aligned" in kinds else set()
 
 
-def _unconverged(run: Run, judged: list[Judged]) -> list[Unconverged]:
+def _unconverged(run: Run, quantities: list[Quantity]) -> list[Unconverged]:
     """Return variables that have not converged."""
     scaled = () if run.model is not None and run.model.rotates else SCALED
-    variables: dict[tuple[str, str], list[Judged]] = {}
-    for one in _of_kind(judged, *VARIABLES):
+    variables: dict[tuple[str, str], list[Quantity]] = {}
+    for one in _of_kind(quantities, *VARIABLES):
         variables.setdefault((one.series.kind, one.series.name.partition("[")[0]), []).append(one)
     each = []
     for (kind, _), entries in sorted(variables.items()):
@@ -476,9 +477,9 @@ def _unconverged(run: Run, judged: list[Judged]) -> list[Unconverged]:
     return [one for one in each if one is not None]
 
 
-def _within(judged: list[Judged]) -> float:
+def _within(quantities: list[Quantity]) -> float:
     """Return the pooled R-hat of the halves of single chains."""
-    chains = [chain[None] for one in judged for chain in one.series.values]
+    chains = [chain[None] for one in quantities for chain in one.series.values]
     return pooled_rhat(np.array([rhat_beyond_autocorrelation(chain) for chain in chains]))
 
 
@@ -491,7 +492,7 @@ def _monitored_light(run: Run, facts: Facts) -> Light:
     return moments_light(mean.astype(float), var.astype(float), group["count"].values, facts)
 
 
-def _components_light(run: Run, judged: list[Judged], facts: Facts, *, sound: bool) -> Light:
+def _components_light(run: Run, quantities: list[Quantity], facts: Facts, *, sound: bool) -> Light:
     if run.model is not None and run.model.rotates:
         reason = (
             f"Components of {type(run.model).__name__} are not identified: a rotation leaves WH "
@@ -506,7 +507,7 @@ def _components_light(run: Run, judged: list[Judged], facts: Facts, *, sound: bo
             series.agreement,
             float(np.sqrt(1.0 / max(ess, 1.0))),
         )
-        for series, _, ess in _of_kind(judged, "component", "aligned")
+        for series, _, ess in _of_kind(quantities, "component", "aligned")
     ]
     if not components:
         return NO_DRAWS
