@@ -151,12 +151,11 @@ def transform(
     one_of("axis", axis, AXES)
     point = truth("point", point)
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)
-    if isinstance(trace, xr.Dataset):
-        result = Run(trace)
-    else:
-        result = aligned_run(trace, "a mean of new rows") if point else Run.of(trace)
+    result = Run.of(trace, "a new row", point=True)
     result.require_matrix("transform")
-    posterior = read_posterior(result.tree, factor, draws, POINT_DRAWS if point else None)
+    if point and not result.is_point:
+        result = aligned_run(result.tree, "a mean of new rows")
+    posterior = read_posterior(result, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == posterior.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
     if UNSETTLED in result.attrs:

@@ -128,16 +128,13 @@ class Summary(VerdictDataset):  # type: ignore[no-untyped-call]
         return markup.titled("Summary", markup.table(rows), notes, numbers)
 
     def _table(self) -> str | None:
-        if "notes" not in self.attrs:
+        is_particles = "one_particle" in self.variables
+        names = ("mean", "sd", "one_particle") if is_particles else ("rhat", "ess_bulk", "ess_tail")
+        complete = {*names, "kind"} <= set(self.variables) and "notes" in self.attrs
+        if not complete or self[names[0]].dims != ("functional",):
             return None
-        for name, others, lines in (
-            ("mean", {"sd", "one_particle", "kind"}, lambda: of_particles().particle_lines),
-            ("rhat", {"ess_bulk", "ess_tail", "kind"}, lambda: _chain_lines),
-        ):
-            complete = {name, *others} <= set(self.variables)
-            if complete and self[name].dims == ("functional",):
-                return "\n".join(lines()(self))
-        return None
+        lines = of_particles().particle_lines if is_particles else _chain_lines
+        return "\n".join(lines(self))
 
 
 CELL: Final = re.compile(r"mu\[(\d+),(\d+)\]")
