@@ -77,7 +77,7 @@ def quality(trace: xr.DataTree) -> str:
 
 
 def told_apart(trace: xr.DataTree) -> tuple[xr.Dataset, list[Any]]:
-    """The spread of every topic, and the two that vary most of those found again and again."""
+    """Return the spread of topics, and the two that vary most among reproducible ones."""
     spread = component_variability(trace)
     known = spread["share"] >= min(MIN_SHARE, float(np.sort(spread["share"])[-2]))
     angle = spread["angle_w"].where(known, -1.0)
@@ -124,7 +124,7 @@ def common_words(top: xr.Dataset, count: int) -> list[str]:
 
 
 def auc_of(digits: NDArray[np.integer], seed: int) -> Any:
-    """A score of factors: AUC for every digit by the weights, on pictures held out in fives."""
+    """Return a score of factors: AUC of every digit by its weights, in five-fold validation."""
 
     def auc(W: Any, H: Any) -> dict[str, float]:
         classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))

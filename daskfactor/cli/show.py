@@ -116,9 +116,9 @@ class Annotate(o.Command):
         from daskfactor.results.annotation import annotate_file
 
         output, key = self.output, self.key
-        noted = annotate_file(self.run, self.data, output, key, overwrite=self.overwrite)
+        places = annotate_file(self.run, self.data, output, key, overwrite=self.overwrite)
         text = f"wrote obsm, varm and uns {key!r} to {output}"
-        return {"output": output, "key": key, **noted}, text
+        return {"output": output, "key": key, **places}, text
 
 
 class Plot(o.Command):
