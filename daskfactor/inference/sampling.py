@@ -34,7 +34,7 @@ from daskfactor.inference.setting import (
     Setting,
     check_stride,
     checked_lengths,
-    kept_copies,
+    copies_in_memory,
     monitored_cells,
     plan_run,
 )
@@ -270,7 +270,7 @@ def resume_run(
     memory_limit: int | str | None,
     **options: Unpack[OnDevice],
 ) -> None:
-    """Finish a stored run of chains, with ``draws`` more; what `daskfactor.resume` calls."""
+    """Finish a stored run of chains and add ``draws``; `daskfactor.resume` calls this."""
     arrays, meta = store.load_checkpoint()
     with version_errors(store):
         planned = RunOptions.from_dict(described["options"])
@@ -382,7 +382,7 @@ class ChainsRun(RunLoop):
         work: Callable[[int, OnShare], None],
         tell: Callable[[float], None],
     ) -> None:
-        """Work on some chains, at once where the executor can; ``tell`` hears how many are done.
+        """Run a function on some chains, in parallel where the executor can, and report progress.
 
         ``work`` is given the number of a chain, and what hears its share as it goes on.
         """
@@ -449,7 +449,7 @@ class ChainsRun(RunLoop):
 def _carry_out(
     setting: Setting, sink: Sink, on_event: OnEvent, arrays: Mapping[str, Any], meta: dict[str, Any]
 ) -> xr.DataTree:
-    """Do everything after the checks: warm start, segments, results."""
+    """Run the warm start and the segments, and return results."""
     complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
     if not complete:
         _announce_compilation(setting, on_event)
@@ -556,7 +556,7 @@ def described(
     ``options`` has ``seed`` and ``dtype``.
     """
     labels, weights, place = data.labels, data.weights, data.source.to_dict()
-    copies_data, copies_weights = kept_copies(data, stored)
+    copies_data, copies_weights = copies_in_memory(data, stored)
     if weights is not None:
         place["weights"] = weights.source.location
     run = {"options": options, "model": model, "sampler": sampler, "source": place}
