@@ -21,7 +21,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, match_labels, refuse_repeated, truth
+from daskfactor.checks import cells_at, match_labels, refuse_repeated, truth
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
@@ -344,7 +344,7 @@ def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
         shape, names = [at.size for at in every], [str(at.dims[0]) for at in every]
         if isinstance(cells, xr.DataArray) and any(at.attrs["levels"] for at in every):
             cells = _stacked_mask(cells, every)
-        places = cell_positions(cells, shape, names, CELLS, (keys_of(every[0]), keys_of(every[1])))
+        places = cells_at(cells, shape, CELLS, names, [*map(keys_of, every)])
         keys = [xr.DataArray(item, dims="cell") for item in places]
         rows, columns = (at.isel({at.dims[0]: key}) for at, key in zip(every, keys, strict=True))
     if rows.size == 0:
