@@ -216,10 +216,9 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("r", "c", "v", "message"),
     [
-        ([1.0], [1], [1.0], "'r' .* holds double; keys must be"),
+        ([1.0], [1], [1.0], "'r' .* holds float64; keys must be"),
         ([1], [1], ["x"], "'v' .* holds string; values must be numbers"),
         ([1, 2], [1, None], [1.0, 2.0], "1 lines .* nothing in the key column 'c'"),
-        (pa.array([2**63 + 1], pa.uint64()), [1], [1.0], "above 2"),
     ],
 )
 def test_bad_parquet(tmp_path, r, c, v, message):
@@ -313,10 +312,10 @@ def test_axes_refuse_the_other_kind(first):
     other = numbers(0) if isinstance(first, pd.Categorical) else texts([0], ["a"])
     axis = keys.Axis("row")
     axis.learn(first)
-    refused(DataError, "texts in another", axis.learn, other)
+    refused(DataError, "in another", axis.learn, other)
     axis.finish()
-    refused(DataError, "texts in another", axis.positions, other)
-    refused(DataError, "texts in another", keys.Axis("row", 1).learn, texts([0], ["a"]))
+    refused(DataError, "in another", axis.positions, other)
+    refused(DataError, "in another", keys.Axis("row", 1).learn, texts([0], ["a"]))
 
 
 def test_axes_refuse_positions_outside_and_ignore_names_that_no_entry_has():
