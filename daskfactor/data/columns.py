@@ -9,6 +9,12 @@ from daskfactor.data.coo import Keys
 from daskfactor.data.labels import storable
 from daskfactor.errors import DataError
 
+KEY_KINDS = (
+    *("string", "empty", "integer", "boolean"),
+    *("datetime64", "datetime", "timedelta64", "timedelta", "period"),
+)
+"""Kinds of columns, in the words of `pandas.api.types.infer_dtype`, that may be keys."""
+
 
 def keys_of(table: str, name: str, column: Any) -> Keys:
     """Return the keys in a column of pandas: integers, times, or categories that are texts.
@@ -24,30 +30,25 @@ def keys_of(table: str, name: str, column: Any) -> Keys:
         raise without_keys(table, name, missing)
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iubmM":
         return np.asarray(column)
-    try:
-        if getattr(column.dtype, "kind", "O") == "f":
-            raise TypeError("floats are no keys")
-        codes, labels = pd.factorize(column)
-    except TypeError as error:
+    is_categorical = isinstance(column.dtype, pd.CategoricalDtype)
+    kind = pd.api.types.infer_dtype(column.cat.categories if is_categorical else column)
+    if kind not in KEY_KINDS:
         raise DataError(
-            f"column {name!r} of {table} holds {column.dtype}; keys must be whole numbers, texts "
-            "or dates; convert it, or choose others with rows and columns"
-        ) from error
-    if isinstance(labels, pd.CategoricalIndex):
-        labels = labels.astype(labels.categories.dtype)
-    array = np.asarray(labels)
-    kinds = {type(label).__name__ for label in array} if array.dtype.kind == "O" else {"str"}
-    if kinds not in ({"str"}, set(), {"Timestamp"}, {"Period"}):
-        raise DataError(
-            f"the key column {name!r} of {table} holds {' and '.join(sorted(kinds))}; keys "
-            "must be whole numbers, texts or dates, all of one type: convert them, for example "
-            "with .astype(str)"
+            f"column {name!r} of {table} holds {kind} data; keys must be whole numbers, texts or "
+            "dates, all of one type: convert them, for example with .astype(str), or choose others "
+            "with rows and columns"
         )
-    array = np.asarray(storable(name, array))
-    if array.dtype.kind in "iubmM":
-        keys: Keys = array[codes]
-        return keys
-    return pd.Categorical.from_codes(codes, pd.Index(array.tolist(), dtype=object))
+    if is_categorical:
+        codes, labels = column.cat.codes.to_numpy(), column.cat.categories
+    else:
+        codes, labels = pd.factorize(column)
+    if kind not in ("string", "empty"):
+        array = np.asarray(storable(name, np.asarray(labels)))
+        if array.dtype.kind in "iubmM":
+            keys: Keys = array[codes]
+            return keys
+        labels = array.tolist()
+    return pd.Categorical.from_codes(codes, pd.Index(labels, dtype=object), validate=False)
 
 
 def values_of(table: str, name: str, column: Any) -> NDArray[Any]:
@@ -62,7 +63,7 @@ def values_of(table: str, name: str, column: Any) -> NDArray[Any]:
         from pandas.api.types import infer_dtype
 
         raise DataError(
-            f"column {name!r} of {table} holds {infer_dtype(column)}; values must be numbers; "
+            f"column {name!r} of {table} holds {infer_dtype(column)} data; values must be numbers; "
             "choose another with values, or values=False to count lines"
         )
     if isinstance(column.dtype, np.dtype):

@@ -525,7 +525,7 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
     written[name] = "text"
     if (is_empty := np.asarray(pc.equal(texts, ""))[codes]).any():
         raise without_keys(location, name, int(is_empty.sum()))
-    return keys_of(location, name, array.to_pandas())
+    return _keys(location, name, array)
 
 
 def _piece(
@@ -533,7 +533,7 @@ def _piece(
 ) -> Piece:
     """Return the entries of a batch; ``written`` collects key types of a text file by column."""
     rows, cols = (
-        keys_of(location, name, _as_series(batch.column(name)))
+        _keys(location, name, batch.column(name))
         if written is None
         else _written_keys(location, name, batch.column(name), written)
         for name in names[:2]
@@ -548,14 +548,18 @@ def _piece(
     return Piece(rows, cols, values_of(location, names[2], values.to_pandas()))
 
 
-def _as_series(array: Any) -> Any:
-    """Return a column of keys for `keys_of`; types that pandas lacks become texts."""
+def _keys(location: str, name: str, array: Any) -> Keys:
+    """Return the keys in a column of Arrow; types that pandas lacks become texts."""
+    import pandas as pd
     import pyarrow as pa
 
     kind, types = array.type, pa.types
+    if array.null_count:
+        raise without_keys(location, name, array.null_count)
     timed = types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None)
-    if types.is_dictionary(kind):
-        array = array.cast(pa.dictionary(kind.index_type, pa.string()))
-    elif not (timed or types.is_integer(kind) or types.is_floating(kind) or types.is_nested(kind)):
+    if timed or types.is_integer(kind) or types.is_floating(kind) or types.is_nested(kind):
+        return keys_of(location, name, array.to_pandas(date_as_object=False))
+    if not types.is_dictionary(kind):
         array = array.cast(pa.string()).dictionary_encode()
-    return array.to_pandas(date_as_object=False, integer_object_nulls=True)
+    names = pd.Index(array.dictionary.cast(pa.string()).to_pylist(), dtype=object)
+    return pd.Categorical.from_codes(array.indices.to_numpy(), names)

@@ -216,8 +216,8 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("r", "c", "v", "message"),
     [
-        ([1.0], [1], [1.0], "'r' .* holds float64; keys must be"),
-        ([1], [1], ["x"], "'v' .* holds string; values must be numbers"),
+        ([1.0], [1], [1.0], "'r' .* holds floating data; keys must be"),
+        ([1], [1], ["x"], "'v' .* holds string data; values must be numbers"),
         ([1, 2], [1, None], [1.0, 2.0], "1 lines .* nothing in the key column 'c'"),
     ],
 )
@@ -517,3 +517,10 @@ def test_a_header_of_positions_is_no_row(tmp_path, separator):
     pd.DataFrame(values).to_csv(path, index=False, sep=separator)
     with pytest.warns(DataWarning, match="names of columns, because it counts from 0 on"):
         np.testing.assert_allclose(as_blocks(path, 1, dtype="float64").to_numpy(), values)
+
+
+def test_times_of_two_units_are_not_mixed(tmp_path):
+    for unit in ("us", "ms"):
+        days = pa.array([dt.datetime(2024, 1, 2)], pa.timestamp(unit))
+        pq.write_table(pa.table({"day": days, "c": [0], "v": [1.0]}), tmp_path / f"{unit}.parquet")
+    refused(DataError, "datetime64.* in one file and datetime64.* in another", converted, tmp_path)
