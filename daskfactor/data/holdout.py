@@ -324,6 +324,18 @@ def _not_observed(cells: Sequence[NDArray[Any]], is_missing: NDArray[np.bool_]) 
     )
 
 
+def find_cells(
+    numbers: NDArray[Any], requested: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the positions of requested cells among numbers, and a mask of the absent ones."""
+    order = np.argsort(numbers)
+    place = np.searchsorted(numbers, requested, sorter=order)
+    if not numbers.size:
+        return np.zeros(requested.size, np.int64), np.ones(requested.size, bool)
+    positions = order[np.minimum(place, numbers.size - 1)].astype(np.int64)
+    return positions, numbers[positions] != requested
+
+
 def _distinct(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return ``count`` different numbers below ``total``, ascending, in memory O(count)."""
     if count > total // 2:
@@ -349,10 +361,7 @@ def _choose(
     if not isinstance(selection, float):
         cells = cells_at(selection, shape, CELLS)
         numbers, requested = (np.ravel_multi_index(tuple(at), shape) for at in (observed, cells))
-        order = np.argsort(numbers)
-        place = np.searchsorted(numbers, requested, sorter=order)
-        positions = order[np.minimum(place, size - 1)].astype(np.int64)
-        is_absent = numbers[positions] != requested
+        positions, is_absent = find_cells(numbers, requested)
         if is_absent.any():
             raise _not_observed(cells, is_absent)
         return positions

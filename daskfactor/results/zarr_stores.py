@@ -2,7 +2,7 @@
 
 zarr's own LocalStore writes a temporary file next to its target and renames it. It does not flush
 to disk, and zarr would read a temporary file next to a node's metadata as a broken member. So files
-are written elsewhere and renamed, and metadata with readers are replaced by `replace_json`.
+are written elsewhere and renamed.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import contextlib
 import io
 import re
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -26,6 +26,7 @@ from daskfactor.errors import StoreError
 from daskfactor.results.files import (
     CHECKPOINT,
     NODE,
+    STATE,
     atomic_replace,
     damaged,
     flush_path,
@@ -33,6 +34,7 @@ from daskfactor.results.files import (
     replace_file,
     scratch_folder,
 )
+from daskfactor.results.schema import MOMENTS, MONITOR
 from daskfactor.urls import retry_async
 
 PIECE: Final = 2**23
@@ -47,8 +49,15 @@ def check_chunk(where: object, key: str, chunk: Buffer) -> None:
         raise damaged(where, f"{key} is not what was written")
 
 
+def layered_keys(key: str, layers: Sequence[str]) -> list[str]:
+    """Return the keys under which a value may be, the one that counts first."""
+    is_moments = key.split("/", maxsplit=1)[0] in (MOMENTS, MONITOR) and _CHUNK.fullmatch(key)
+    file = key.replace("/", ".")
+    return [*(f"{CHECKPOINT}/{STATE}/{layer}/{file}" for layer in layers if is_moments), key]
+
+
 class DurableStore(LocalStore):
-    """Local zarr store that can flush all files it has written to disk.
+    """Local zarr store of a run that can flush all files it has written to disk.
 
     Parameters
     ----------
@@ -57,11 +66,14 @@ class DurableStore(LocalStore):
     staging
         Folder in which files are written before they are renamed. Without this folder all writes
         fail.
+    layers
+        Names of folders with chunks of moments that take precedence over those in their arrays,
+        the newest first. Moments are written to the first of these folders.
     """
 
-    def __init__(self, root: Path, staging: Path | None = None) -> None:
+    def __init__(self, root: Path, staging: Path | None = None, layers: Sequence[str] = ()) -> None:
         super().__init__(root)
-        self._staging = staging or scratch_folder(root)
+        self._staging, self.layers = staging or scratch_folder(root), layers
         self._unflushed: set[Path] = set()
         # zarr creates the folder of a store that is not open yet. The folder of a run must not be
         # created again after it was removed.
@@ -71,8 +83,8 @@ class DurableStore(LocalStore):
         """Follow a renamed folder, together with all open arrays."""
         self.root, self._staging = root, scratch_folder(root)
 
-    def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive, atomically and durably; ``write`` receives the open file."""
+    def write_new(self, name: str, write: Callable[[Any], object]) -> None:
+        """Write an archive, atomically and durably; ``write`` receives the open file."""
         replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._staging)
 
     def open_archive(self, name: str) -> IO[bytes]:
@@ -89,7 +101,7 @@ class DurableStore(LocalStore):
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write a value, atomically."""
-        path = self.root / key
+        path = self.root / layered_keys(key, self.layers)[0]
         with atomic_replace(path, self._staging) as file:
             file.write(value.as_numpy_array())
         self._unflushed.add(path)
@@ -102,17 +114,29 @@ class DurableStore(LocalStore):
         StoreFormatError
             If it is a damaged chunk.
         """
-        return self._checked(key, await super().get(key, prototype, byte_range), byte_range)
+        return await asyncio.to_thread(
+            self.get_sync, key, prototype=prototype, byte_range=byte_range
+        )
 
     def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
         """Return a value, as `get`."""
-        value = super().get_sync(key, prototype=prototype, byte_range=byte_range)
-        return self._checked(key, value, byte_range)
-
-    def _checked(self, key: str, value: Buffer | None, byte_range: Any) -> Buffer | None:
+        value = None
+        for place in layered_keys(key, self.layers):
+            value = super().get_sync(place, prototype=prototype, byte_range=byte_range)
+            if value is not None:
+                break
         if value is not None and byte_range is None and _CHUNK.fullmatch(key):
             check_chunk(self.root, key, value)
         return value
+
+    def settle(self) -> None:
+        """Move the moments of older layers into their arrays; `flush` makes this durable."""
+        for layer in self.layers[1:]:
+            for file in scratch_folder(self.root).glob(f"{layer}/*"):
+                target = self.root / file.name.replace(".", "/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+                self._unflushed.add(target)
 
     def flush(self) -> None:
         """Flush every file written since the last flush, and its folder entry, to disk."""
@@ -139,21 +163,27 @@ class CheckedStore(WrapperStore[Any]):
         Paths of arrays whose chunks end with a CRC-32C and must exist.
     run
         The ``trace_id`` of the run, to detect that another run has replaced it.
+    layers
+        See `DurableStore`.
     """
 
     def __init__(
-        self, store: Any, where: str = "", checked: Collection[str] = (), run: Any = None
+        self,
+        store: Any,
+        where: str = "",
+        checked: Collection[str] = (),
+        run: Any = None,
+        layers: Sequence[str] = (),
     ) -> None:
         super().__init__(store)
-        self.where = where
-        self.checked = set(checked)
+        self.where, self.checked, self.layers = where, set(checked), layers
         self._run, self._seen = run, (0, 0)
         self.partial: set[str] = set()
         """Groups whose chunks may be missing, because they are being written for the first time."""
         self._token = uuid.uuid4().hex
 
     def _with_store(self, store: Any) -> Self:
-        other = type(self)(store, self.where, self.checked, self._run)
+        other = type(self)(store, self.where, self.checked, self._run, self.layers)
         other.partial = self.partial
         return other
 
@@ -171,7 +201,11 @@ class CheckedStore(WrapperStore[Any]):
         StoreError
             If another run has replaced this one.
         """
-        value: Buffer | None = await self._store.get(key, prototype, byte_range)
+        value: Buffer | None = None
+        for place in layered_keys(key, self.layers):
+            value = await self._store.get(place, prototype, byte_range)
+            if value is not None:
+                break
         chunk = _CHUNK.fullmatch(key)
         if chunk is None or chunk["array"] not in self.checked or byte_range is not None:
             return value
@@ -249,8 +283,8 @@ class PatientStore(WrapperStore[Any]):
     def flush(self) -> None:
         """Do nothing: objects are durable once they are sent."""
 
-    def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive, stored as an array of bytes; ``write`` receives the open file."""
+    def write_new(self, name: str, write: Callable[[Any], object]) -> None:
+        """Write an archive, stored as an array of bytes; ``write`` receives the open file."""
 
         def create(size: int) -> Any:
             return zarr.create_array(
