@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, match_labels, refuse_repeated, truth
+from daskfactor.checks import cells_at, match_labels, refuse_repeated, truth
 from daskfactor.data.holdout import find_cells
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.tensor import entries_of
@@ -327,7 +327,7 @@ def _chosen(run: Run, cells: Any) -> Cells:
         if isinstance(cells, xr.DataArray) and any(at.attrs["levels"] for at in every):
             cells = _stacked_mask(cells, every)
         cells = tuple(cells) if pair else cells
-        places = cell_positions(cells, shape, names, CELLS, (keys_of(every[0]), keys_of(every[1])))
+        places = cells_at(cells, shape, CELLS, names, [*map(keys_of, every)])
         keys = [xr.DataArray(item, dims="cell") for item in places]
         rows, columns = (at.isel({at.dims[0]: key}) for at, key in zip(every, keys, strict=True))
     if rows.size == 0:
