@@ -243,7 +243,7 @@ def test_archives_and_chunks_are_on_the_disk_before_the_marker_names_them(path, 
             document = json.loads(self.read_bytes())["attributes"]
             slot, state = document["slots"][document["newest"]], path / "checkpoint/state"
             named = [state / f"{slot['archive']}.npz", *(state / document["moments"]).iterdir()]
-            chunks = [file for file in (path / "posterior").glob("*/c/**/*") if file.is_file()]
+            chunks = [file for file in (path / "posterior").glob("[WH]/c/**/*") if file.is_file()]
             for file in (self, *named, *chunks):
                 marked.append(file)
                 assert file.stat().st_ino in flushed, file
@@ -537,6 +537,25 @@ def test_one_writer_at_a_time(path):
     pipe.send("enough")
     process.join()
     assert process.exitcode == 0
+
+
+def test_without_locks_the_first_commit_wins_and_the_other_harms_nobody(path, monkeypatch):
+    """On a file system without locks, as some network ones."""
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    match = r"run\.zarr: another process has taken this run over"
+    with create_store(path, make_spec()) as first:
+        fill(first, make_spec(), draws=2)
+        with RunStore.open(path) as second:
+            fill(second, make_spec(), draws=4)
+            first.write_draws(0, 2, *factors(0, 2, 1))
+            refused(StoreError, match, first.checkpoint, {}, {"draws": 3})
+            refused(StoreError, match, first.extend, np.arange(DRAWS + 1))
+            fill(second, make_spec(), draws=5)
+    found = open_run(path)
+    assert_array_equal(found["posterior"]["W"][1], factors(1, 0, 5)[0])
+    assert_array_equal(found["posterior_moments"]["W_mean"][1], runs.moments(1)["W_mean"])
+    with RunStore.open(path) as store:
+        assert (store.committed.draws, store.draws) == ((5, 5), DRAWS)
 
 
 def test_a_run_of_one_draw_without_extras(path):
