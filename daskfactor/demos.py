@@ -124,6 +124,10 @@ def load_digits() -> Images:
     )
 
 
+LOADERS = {"faces": load_faces, "digits": load_digits}
+"""Functions that load the images of a demo, by its name."""
+
+
 def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
     """Return the images with a random share of all pixels set to NaN, (pixel, image).
 

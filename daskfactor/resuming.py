@@ -7,6 +7,7 @@ from typing import Any, Unpack, cast
 import xarray as xr
 
 from daskfactor.errors import OptionError
+from daskfactor.evidence.call_store import is_call_store
 from daskfactor.inference import sampling
 from daskfactor.inference.sampling import PathText
 from daskfactor.inference.session import description_of
@@ -75,6 +76,11 @@ def resume(
     30
     """
     path = _path(store)
+    if is_call_store(path):
+        raise OptionError(
+            f"{path} is no run, but the store of log_evidence or select_rank; make the same call "
+            "again with this store to go on"
+        )
     with RunStore.open(path) as run_store:
         described = description_of(run_store)
         if storage_options is not None:

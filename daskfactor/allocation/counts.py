@@ -356,7 +356,7 @@ def distinct(columns: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def coded(columns: NDArray[np.signedinteger[Any]]) -> IntArray:
-    """Number the columns of (A, M): equal where they are equal, in lexicographic order."""
+    """Return a number for each column of (A, M), in lexicographic order; equal columns share it."""
     code, size = np.zeros(columns.shape[1], np.int64), 1
     for row in columns:
         low, high = (int(row.min()), int(row.max())) if row.size else (0, 0)

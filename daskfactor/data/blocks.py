@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -489,6 +489,8 @@ class DataHandle(NamedTuple):
         return self.token if self.weights is None else f"{self.token} {self.weights.token}"
 
 
+Blocked = TypeVar("Blocked", bound=BlockedData)
+
 _opened: OrderedDict[str, BlockedData] = OrderedDict()
 _lock = threading.RLock()
 
@@ -535,13 +537,14 @@ def filled(
     storage: Storage,
     fill: Callable[[], DataInfo],
     weights: Callable[[], BlockedData | None] = lambda: None,
-) -> BlockedData:
+    make: type[Blocked] = BlockedData,  # type: ignore[assignment]
+) -> Blocked:
     """Return data whose storage ``fill`` fills; the storage is closed on failure.
 
-    ``weights`` returns the weights of the cells afterwards.
+    ``weights`` returns the weights of the cells afterwards; ``make`` is the class of the data.
     """
     try:
-        return BlockedData(fill(), storage, weights())
+        return make(fill(), storage, weights())
     except BaseException:
         storage.close()
         raise

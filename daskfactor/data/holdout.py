@@ -210,7 +210,7 @@ def _from_tensor(
             raise OptionError("no cells were named; pass one array of places for each axis")
         sizes = entries.shape[1:]
         key = entries.places[0] * math.prod(sizes) + np.ravel_multi_index(entries.places[1:], sizes)
-        chosen, is_absent = _find_cells(key, positions[0] * math.prod(sizes) + positions[1])
+        chosen, is_absent = find_cells(key, positions[0] * math.prod(sizes) + positions[1])
         if is_absent.any():
             raise OptionError("one of the cells is missing; cells that are held out are observed")
         keep_one = False
@@ -377,12 +377,14 @@ def _cell_numbers(
     return _distinct(total, count, rng)
 
 
-def _find_cells(
+def find_cells(
     numbers: NDArray[Any], requested: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the positions of requested cells among numbers, and a mask of the absent ones."""
     order = np.argsort(numbers)
     place = np.searchsorted(numbers, requested, sorter=order)
+    if not numbers.size:
+        return np.zeros(requested.size, np.int64), np.ones(requested.size, bool)
     positions = order[np.minimum(place, numbers.size - 1)].astype(np.int64)
     return positions, numbers[positions] != requested
 
@@ -421,7 +423,7 @@ def _choose(
         observed_numbers, requested_numbers = (
             at[0].astype(np.int64) * shape[1] + at[1] for at in (observed, named)
         )
-        positions, is_absent = _find_cells(observed_numbers, requested_numbers)
+        positions, is_absent = find_cells(observed_numbers, requested_numbers)
         if is_absent.any():
             raise _not_observed(named[0][is_absent], named[1][is_absent])
         return positions

@@ -24,6 +24,7 @@ from daskfactor.data.statistics import (
     Locate,
     StatisticsBuilder,
     Weighing,
+    cell_name,
     check_dtype,
     check_shape,
     dense_cells,
@@ -121,7 +122,7 @@ class Decoder:
             if np.isinf(value):
                 raise infinite(self._labels, cell, float(value))
             raise DataError(
-                f"the entry at {self._labels.cell(*cell)} is {value}, outside "
+                f"the entry at {cell_name(self._labels, cell)} is {value}, outside "
                 f"the range of {self._dtype} (up to {np.finfo(self._dtype).max:.3g}); "
                 'pass dtype="float64" to as_blocks or convert, or rescale the data'
             )

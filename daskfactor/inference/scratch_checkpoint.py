@@ -7,7 +7,7 @@ from typing import Any
 
 from daskfactor.data.storage import scratch_directory
 from daskfactor.results.backends import LocalBackend
-from daskfactor.results.files import MARKER, Checkpoints, disk_errors, scratch_folder, write_json
+from daskfactor.results.files import Checkpoints, disk_errors
 
 WHAT = "what a run on a cluster goes on from when a worker is lost"
 AGAIN = (
@@ -27,9 +27,7 @@ class ScratchCheckpoint:
     def __init__(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         with disk_errors(WHAT, Path(scratch_directory()), "nothing was begun", AGAIN):
             self._folder = TemporaryDirectory(prefix="daskfactor-", dir=scratch_directory())
-            scratch_folder(path := Path(self._folder.name)).mkdir(parents=True)
-            place = LocalBackend(path)
-            write_json(place.store, MARKER, {"attributes": {}})
+            place = LocalBackend.for_checkpoints(Path(self._folder.name))
             self.checkpoints = Checkpoints(place, 1, 0)
             self.checkpoints.commit(arrays, meta)
 

@@ -19,7 +19,7 @@ from daskfactor.checks import (
 )
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coupled import CoupledData
-from daskfactor.data.grid import TensorGrid, inverse
+from daskfactor.data.grid import inverse
 from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import RowPositions
@@ -188,7 +188,7 @@ def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> flo
     return rows * model.width * data.dtype.itemsize * share + learnt_bytes(data, model)
 
 
-def kept_copies(data: BlockedData, stored: bool) -> tuple[bool, bool]:
+def copies_in_memory(data: BlockedData, stored: bool) -> tuple[bool, bool]:
     """Return whether results hold a copy of the data, and of the weights of their cells.
 
     Data are held if they are dense, in memory, and small or for a store; their weights with them,
@@ -424,8 +424,8 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
     """
     if monitor is None:
         return None
-    if isinstance(data.grid, TensorGrid):
-        return cells_of_tensor(monitor, [side.size for side in data.grid.axes])
+    if data.grid.is_tensor:
+        return cells_of_tensor(monitor, data.grid.sizes)
     if isinstance(monitor, dict) and isinstance(data, CoupledData):
         return _cells_of(monitor, data)
     if isinstance(monitor, str):

@@ -26,7 +26,7 @@ from daskfactor.plots.registry import figure
 from daskfactor.results.align import aligned_run, component_positions, unit_size
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.schema import component_labels
-from daskfactor.results.trace import Trace, each_draw
+from daskfactor.results.trace import Trace, draw_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,7 +202,7 @@ def particle_panel(
     mass, symmetries, draws = aligned.masses, aligned.symmetries, aligned.posterior
     rows = _positions(particles, mass)
     pairs = [
-        next(each_draw(draws.isel(chain=[chain], draw=[draw])))
+        draw_at(draws, chain, draw)
         for chain, draw in zip(*np.divmod(rows, draws.sizes["draw"]), strict=True)
     ]
     chosen = component_positions(draws, components)

@@ -27,6 +27,7 @@ from daskfactor.results.files import (
     scratch_folder,
     seal,
     taken_over,
+    write_json,
     writer_lock,
 )
 from daskfactor.urls import CLOUD, is_url, public_location, scheme_of
@@ -222,6 +223,14 @@ class LocalBackend(FolderView):
         """Return the backend of a new run, which is invisible before its first commit."""
         scratch_folder(path).mkdir(parents=True)
         return cls(path, writer_lock(path), reservation)
+
+    @classmethod
+    def for_checkpoints(cls, path: Path) -> "LocalBackend":
+        """Return a backend in an empty folder for checkpoints only."""
+        scratch_folder(path).mkdir(parents=True)
+        backend = cls(path)
+        write_json(backend.store, MARKER, {"attributes": {}})
+        return backend
 
     @property
     def shared(self) -> Path | bool:

@@ -17,8 +17,8 @@ from daskfactor.results.series import TITLES, Series
 from daskfactor.results.trace import (
     Run,
     Weights,
+    draw_at,
     each_draw,
-    each_weighted_draw,
     effective_number,
 )
 from daskfactor.results.verdict import MIN_COSINE, SMALL_ERROR, Light
@@ -100,9 +100,9 @@ def _mass_alike(run: Run, masses: Weights) -> float:
     if symmetries.free.size < 2:
         return math.nan
     chain, draw = np.unravel_index(int(masses.argmax()), masses.shape)
-    reference = reference_from(*next(each_draw(group.isel(chain=[chain], draw=[draw]))))
+    reference = reference_from(*draw_at(group, int(chain), int(draw)))
     alike = total = 0.0
-    for (W, H), mass in each_weighted_draw(group, masses):
+    for W, H, mass in each_draw(group, masses):
         total += mass
         if match(W, H, reference, symmetries, MIN_COSINE).matched[symmetries.free].all():
             alike += mass

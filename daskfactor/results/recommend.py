@@ -33,7 +33,7 @@ from daskfactor.results.predict import with_new
 from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
 from daskfactor.results.schema import tree_of
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, Trace, as_draws, factors_of, reads_in_threads
+from daskfactor.results.trace import Run, Trace, factors_of, reads_in_threads
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -191,7 +191,7 @@ class RankingRequest(NamedTuple):
 
 
 def _ranking_request(trace: Any, rows: Any, columns: Any) -> RankingRequest:
-    original = run = as_draws(trace, "a ranking")
+    original = run = Run.of(trace, "a ranking", point=True)
     run.require_matrix("recommend")
     if isinstance(rows, xr.DataArray) and "component" in rows.dims:
         run, rows = with_new(*_with_same_draws(run, rows))

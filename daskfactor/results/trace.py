@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property, wraps
 from math import prod
 from os import PathLike
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 import dask
 import numpy as np
@@ -25,6 +25,7 @@ from daskfactor.results.stacks import plain
 Array = NDArray[Any]
 Trace = xr.DataTree | str | PathLike[str]
 Weights = NDArray[np.float64]
+Draws = Iterator[tuple[Array, Array, Any]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _READ_BYTES: Final = 2**23
@@ -74,6 +75,18 @@ def as_tree(trace: Any) -> xr.DataTree:
         "a trace is the result of daskfactor.sample or the path of its store, got "
         f"{'None' if trace is None else type(trace).__name__}"
     )
+
+
+def _tree_of_point(point: Any) -> xr.DataTree:
+    """Return a point estimate as the tree of a single draw."""
+    expected = "a Dataset must be the point estimate of daskfactor.optimize"
+    if not {"W", "H"} <= set(point.data_vars):
+        got = ", ".join(map(str, point.data_vars)) or "nothing"
+        raise OptionError(f"{expected}, with W and H, got {got}")
+    if "draw" in point.dims:
+        raise OptionError(f"{expected}, but this one has draws; pass the complete trace")
+    group = point[["W", "H"]].drop_attrs(deep=False)
+    return tree_of({"posterior": group.expand_dims(chain=[0], draw=[0])}, point.attrs)
 
 
 def _group_of(value: Any) -> str | None:
@@ -205,12 +218,17 @@ class Run:
         Tree without a MultiIndex (see `as_tree`), or Dataset of a point estimate.
     """
 
+    is_point = False
+    """True for a point estimate, which has one draw."""
+
     def __init__(self, result: Any) -> None:
         self.tree: xr.DataTree = result
         self.attrs: dict[str, Any] = {str(name): value for name, value in result.attrs.items()}
 
     @classmethod
-    def of(cls, trace: Trace, purpose: str | None = None, other: str = "") -> "Run":
+    def of(
+        cls, trace: Any, purpose: str | None = None, other: str = "", *, point: bool = False
+    ) -> Self:
         """Return the run of a trace, or of the path of a run store.
 
         Parameters
@@ -221,13 +239,18 @@ class Run:
             Description of the operation that needs draws; None if draws are not needed.
         other
             Further advice in the message for a run without draws.
+        point
+            Accept a point estimate, as a run of a single draw.
 
         Raises
         ------
         OptionError
-            If draws are needed but the run stored none, or has none yet.
+            If draws are needed but the run stored none, or has none yet; if a Dataset lacks
+            factors, or has draws of them.
         """
-        run = cls(as_tree(trace))
+        is_point = point and isinstance(trace, xr.Dataset)
+        run = cls(_tree_of_point(trace) if is_point else as_tree(trace))
+        run.is_point = is_point
         if purpose is None:
             return run
         if not run.has_draws:
@@ -424,26 +447,6 @@ class Run:
         return W.transpose(..., "component").values, H.transpose("component", ...).values
 
 
-def as_draws(result: Trace | xr.Dataset, purpose: str) -> Run:
-    """Return the run of a trace with draws, or of a point estimate as a single draw.
-
-    Raises
-    ------
-    OptionError
-        If a trace has no draws; if a Dataset lacks factors, or has draws of them.
-    """
-    if not isinstance(result, xr.Dataset):
-        return Run.of(result, purpose)
-    expected = "a Dataset must be the point estimate of daskfactor.optimize"
-    if not {"W", "H"} <= set(result.data_vars):
-        got = ", ".join(map(str, result.data_vars)) or "nothing"
-        raise OptionError(f"{expected}, with W and H, got {got}")
-    if "draw" in result.dims:
-        raise OptionError(f"{expected}, but this one has draws; pass the complete trace")
-    group = result[["W", "H"]].drop_attrs(deep=False)
-    return Run(tree_of({"posterior": group.expand_dims(chain=[0], draw=[0])}, result.attrs))
-
-
 def relative(group: xr.Dataset, weights: Weights | None) -> Weights:
     """Return masses of draws (chain, draw) in units of the largest; exactly 1 if equal."""
     if weights is None:
@@ -568,45 +571,47 @@ def expectation(
 
 
 def _mean(
-    group: xr.Dataset,
-    function: Callable[[Array, Array], ArrayLike],
-    weights: Weights | None,
+    group: xr.Dataset, function: Callable[[Array, Array], ArrayLike], weights: Weights | None
 ) -> NDArray[np.float64]:
     mean, total = np.zeros(()), 0.0
-    for (W, H), mass in each_weighted_draw(group, weights):
+    for W, H, mass in each_draw(group, weights):
         total += mass
         mean = mean + (np.asarray(function(W, H), dtype=np.float64) - mean) / (total / mass)
     return mean
 
 
-def each_weighted_draw(
-    group: xr.Dataset, weights: Weights | None
-) -> Iterator[tuple[tuple[Array, Array], float]]:
-    """Yield draws with mass, and masses in units of the largest; others are not read.
+def each_draw(group: xr.Dataset, weights: Weights | None = None) -> Draws:
+    """Yield W, H and mass of each draw of a group; see `batches_of_draws`."""
+    for W, H, masses in batches_of_draws(group, weights):
+        yield from zip(W, H, masses.tolist(), strict=True)
+
+
+def batches_of_draws(group: xr.Dataset, weights: Weights | None = None) -> Draws:
+    """Yield draws with mass, a few at a time: W (d, I, K), H (d, K, J) and masses (d,).
 
     Parameters
     ----------
     group
-        Group with the factors.
+        Group with the factors; draws without mass are not read.
     weights
-        Weights (chain, draw), or None for equal weights.
+        Weights (chain, draw), or None for equal weights. Masses are in units of the largest.
     """
-    for (W, H), masses in weighted_batches(group, weights):
-        yield from zip(zip(W, H, strict=True), masses.tolist(), strict=True)
-
-
-def weighted_batches(
-    group: xr.Dataset, weights: Weights | None
-) -> Iterator[tuple[tuple[Array, Array], NDArray[np.float64]]]:
-    """Yield draws with mass, a few at a time: factors (d, ...) and masses (d,)."""
     for at, masses in enumerate(relative(group, weights)):
         part, weighted = group.isel(chain=[at]), np.flatnonzero(masses > 0)
         if weighted.size < masses.size:
             part = part.isel(draw=weighted)
-        done = 0
-        for W, H in batches_of_draws(part):
-            yield (W, H), masses[weighted[done : done + len(W)]]
-            done += len(W)
+        W, H = factors_of(part)
+        size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
+        step = max(1, _READ_BYTES // size)
+        for start in range(0, weighted.size, step):
+            some = slice(start, start + step)
+            yield W[0, some].values, H[0, some].values, masses[weighted[some]]
+
+
+def draw_at(group: xr.Dataset, chain: int, draw: int) -> tuple[Array, Array]:
+    """Return W and H of one draw by its position."""
+    W, H = factors_of(group)
+    return W[chain, draw].values, H[chain, draw].values
 
 
 def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -620,23 +625,6 @@ def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     row, column = factor_dims(group)
     W = group["W"].transpose("chain", "draw", row, "component")
     return W, group["H"].transpose("chain", "draw", "component", column)
-
-
-def each_draw(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
-    """Yield every draw of the factors, read a block of draws at a time."""
-    for W, H in batches_of_draws(group):
-        yield from zip(W, H, strict=True)
-
-
-def batches_of_draws(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
-    """Yield all draws of the factors, a few at a time: (d, I, K) and (d, K, J)."""
-    W, H = factors_of(group)
-    size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
-    step = max(1, _READ_BYTES // size)
-    for at in range(W.sizes["chain"]):
-        for start in range(0, W.sizes["draw"], step):
-            part = (at, slice(start, start + step))
-            yield W[part].values, H[part].values
 
 
 FLOOR: Final = 0.1

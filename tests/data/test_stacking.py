@@ -223,7 +223,7 @@ def dense(seed=0):
 def put_together(data):
     """The tensor that blocks hold, in the caller's order."""
     grid, fill = data.grid, 0.0 if data.unstored == "zero" else np.nan
-    out = np.full([own.size for own in grid.axes], fill)
+    out = np.full(grid.sizes, fill)
     for block in grid.all_blocks():
         view = data.view(*block)
         rows = np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
@@ -319,7 +319,7 @@ REFUSED = {
     "a matrix": (np.ones((3, 4)), "three or more"),
     "nothing": (np.ones((0, 4, 2)), "empty"),
     "all missing": (np.full((3, 3, 3), np.nan), "all 3 x 3 x 3 entries are missing"),
-    "infinite": (np.full((2, 2, 2), np.inf), r"\(0, 0, 0\) is infinite"),
+    "infinite": (np.full((2, 2, 2), np.inf), r"\(0, 0, 0\) is inf; entries must be finite"),
     "complex": (np.ones((2, 2, 2), complex), "real numbers"),
     "text": (np.full((2, 2, 2), "a"), "real numbers"),
     "an empty index": (HOLE, "1 of axis_1"),
