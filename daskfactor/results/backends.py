@@ -21,12 +21,12 @@ from daskfactor.results.files import (
     MARKER,
     NODE,
     PARTIAL,
+    conflict_error,
     disk_errors,
     remove_scratch,
     replace_json,
     scratch_folder,
     seal,
-    taken_over,
     write_json,
     writer_lock,
 )
@@ -244,7 +244,7 @@ class LocalBackend(FolderView):
         del message
         marker = self.document(MARKER)
         if marker["attributes"].get("version") not in (self._found, self._version):
-            raise taken_over(self.name)
+            raise conflict_error(self.name)
         scratch = scratch_folder(self.path)
         layer = next((name for name in self.store.layers[:1] if (scratch / name).is_dir()), None)
         self.store.settle()

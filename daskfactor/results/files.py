@@ -123,7 +123,7 @@ def damaged(path: object, reason: str) -> StoreFormatError:
     return StoreFormatError(f"{path} is a damaged run store: {reason}; restore it from a copy")
 
 
-def taken_over(name: str) -> StoreError:
+def conflict_error(name: str) -> StoreError:
     """Return the error for a commit after another process has committed."""
     return StoreError(
         f"{name}: another process has taken this run over, so that this one stops; what was "
