@@ -286,6 +286,7 @@ def test_moments_are_of_one_checkpoint_whenever_the_writer_is_killed(path, befor
             assert_array_equal(found["monitor"]["mean"][chain], W[0, :3, 0])
         turns.append(turn)
     assert set(turns) == {1, 2}
+    assert_array_equal(open_run(f"file://{path}")["monitor"]["mean"], found["monitor"]["mean"])
     with RunStore.open(path) as store:
         store.finish({})
     assert_array_equal(plain(path)["posterior_moments"]["W_mean"][1], factors(0, 2, 1)[0][0])
