@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from daskfactor.data.adapters import decoded, decoder, unstored_of_fill, zarr_array
 from daskfactor.data.blocks import BlockedData, filled
-from daskfactor.data.coupled import SIDES, JointLabels, stacked_labels
 from daskfactor.data.grid import Bands, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.labels import RESERVED, Labels
+from daskfactor.data.labels import RESERVED, SIDES, JointLabels, Labels, stacked_labels
 from daskfactor.data.loading import Decoder
 from daskfactor.data.long_tables import is_frame
 from daskfactor.data.sources import checked_options
@@ -180,9 +179,7 @@ def as_tensor(
 
     def fill() -> DataInfo:
         builder = StatisticsBuilder(grid, labels, layout)
-        for block, view in _cut(entries, grid, positions):
-            storage.put(block, view)
-            builder.scan(block, view)
+        builder.scan_all(_cut(entries, grid, positions), storage.put)
         return builder.finish(SourceInfo("tensor"), kind, allow_empty)
 
     data = filled(storage, fill, make=TensorData)
