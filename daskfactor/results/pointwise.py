@@ -22,8 +22,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import cell_positions, match_labels, refuse_repeated, truth
+from daskfactor.data.entries import entries_of
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
