@@ -52,9 +52,9 @@ class Info(o.Command):
         try:
             tree = dfac.open_run(self.run)
         except StoreFormatError:
-            from daskfactor.data.store import is_blocked_store
+            from daskfactor.data.places import kind_of
 
-            if not is_blocked_store(self.run):
+            if kind_of(self.run) != "blocks":
                 raise
             return _data_store_info(self.run)
         diagnostics = dfac.summarize(tree) if self.diagnose else None

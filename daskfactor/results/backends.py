@@ -31,7 +31,7 @@ from daskfactor.results.files import (
     writer_lock,
 )
 from daskfactor.results.metadata import LIBRARY
-from daskfactor.urls import CLOUD, is_url, public_location, scheme_of
+from daskfactor.urls import CLOUD, Location, is_url, public_location
 
 
 class View(Protocol):
@@ -45,7 +45,7 @@ class View(Protocol):
         """Check whether anything exists there."""
 
     def kind(self) -> str | None:
-        """Return the kind of the content, as `daskfactor.data.store.zarr_kind` does."""
+        """Return the kind of the content, as `daskfactor.data.places.kind_of` does."""
 
     def contents(self) -> str | None:
         """Describe content that is not a run; return None if a run can be created there."""
@@ -71,7 +71,7 @@ class ZarrView:
         return self._get(NODE) is not None
 
     def kind(self) -> str | None:
-        from daskfactor.data.store import FORMAT
+        from daskfactor.data.places import FORMAT
 
         with suppress(OSError, ValueError, AttributeError, KeyError):
             attributes = self.document(NODE)["attributes"]
@@ -190,11 +190,10 @@ class FolderView(ZarrView):
         return self.path.exists()
 
     def kind(self) -> str | None:
-        from daskfactor.data.store import zarr_kind  # slow to import
+        from daskfactor.data.places import kind_of
 
-        if (kind := zarr_kind(self.name)) is not None:
-            return kind
-        return "run" if scratch_folder(self.path).is_dir() else None
+        kind = kind_of(self.name)
+        return "run" if kind == "folder" and scratch_folder(self.path).is_dir() else kind
 
     def contents(self) -> str | None:
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
@@ -373,11 +372,11 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
     """
     text = public_location(path)
     view: View = FolderView(Path(text))
-    if is_url(text):
+    if text.is_url:
         from daskfactor.data.safe_zarr import plain_store
         from daskfactor.results.repository import repository_view
 
-        cloud = scheme_of(text) in CLOUD
+        cloud = text.scheme in CLOUD
         repository = repository_view(text, snapshot) if cloud and is_installed() else None
         if repository is not None:
             return repository
@@ -410,7 +409,7 @@ def open_backend(path: str) -> Backend:
 
 def refuse_url(path: str) -> None:
     """Raise StoreError for a URL that a run cannot be written to."""
-    if is_url(path) and scheme_of(path) not in CLOUD:
+    if is_url(path) and Location(path).scheme not in CLOUD:
         raise StoreError(
             f"a run is written to a local path or to s3://, gs://, az:// or memory://, got {path}"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from daskfactor.errors import StoreError, StoreFormatError
-from daskfactor.machine import available_memory
+from daskfactor.machine import require_memory
 from daskfactor.results.files import NODE, check_seal, damaged
 
 if TYPE_CHECKING:
@@ -106,14 +106,12 @@ def _check_harmless(root: str, nodes: dict[str, Any]) -> None:
         chunks += math.prod(map(_parts, shape, pieces))
         if len(shape) == 1:
             labels += int(shape[0]) * (TEXT if node["data_type"] == "string" else 8)
-    free = available_memory()
-    needed = labels + CHUNK * chunks
-    if needed > free:
-        raise StoreFormatError(
-            f"{root} has {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels, which need "
-            f"{needed / 2**30:,.1f} GiB to open, but {free / 2**30:,.1f} GiB of memory are free; "
-            "open it on a machine with more memory if you trust its source"
-        )
+    require_memory(
+        labels + CHUNK * chunks,
+        f"opening the {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels of {root} takes",
+        "open it on a machine with more memory if you trust its source",
+        StoreFormatError,
+    )
 
 
 def nodes_of(document: dict[str, Any]) -> dict[str, Any]:
