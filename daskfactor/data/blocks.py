@@ -42,6 +42,7 @@ from daskfactor.data.store import BlockStore
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
 from daskfactor.machine import memory_budget
+from daskfactor.urls import Location
 
 MAX_MISSING = 10_000_000
 MAX_DENSE = 2**28
@@ -588,13 +589,13 @@ def _mapped(handle: DataHandle, budget: int, weights: BlockedData | None) -> Blo
 
 
 def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
-    from daskfactor.data.files import open_input  # circular at module level
+    from daskfactor.data.opening import open_source  # circular at module level
 
     info = handle.facts
     assert isinstance(info, DataInfo)
     grid, dtype = info.grid, info.dtype
     try:
-        source = open_input(handle.location)
+        source = open_source(Location(handle.location))
     except StoreError as error:
         raise _unreachable(handle, error) from error
     if source.is_sparse or source.shape != grid.shape:
@@ -620,7 +621,7 @@ def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> 
 def _from_store(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
     del weights  # a matrix with weights is never read from its store directly
     try:
-        store = BlockStore(handle.location)
+        store = BlockStore(Location(handle.location))
     except StoreError as error:
         raise _unreachable(handle, error) from error
     if _token(handle.location, store.known.statistics.fingerprint, handle.dtype) != handle.token:

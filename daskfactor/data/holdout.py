@@ -16,15 +16,15 @@ from daskfactor.checks import (
     mask_in_order,
     one_of,
 )
-from daskfactor.data.adapters import decoded, open_source
+from daskfactor.data.adapters import decoded, from_matrix
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coo import canonical
+from daskfactor.data.entries import entries_of
 from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.sparse import meaning_of_unstored
 from daskfactor.data.statistics import check_dtype
-from daskfactor.data.tensor import entries_of
 from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory
@@ -173,7 +173,7 @@ def hold_out(
             result = _from_array(array, selection, keep_one, rng)
             return result._replace(train=V.copy(data=result.train))
     if sparse.issparse(V):
-        meaning = meaning_of_unstored(open_source(V), unstored)
+        meaning = meaning_of_unstored(from_matrix(V), unstored)
         result = _from_sparse(V, selection, meaning == "zero", keep_one, rng)
         result.train.unstored = meaning
         return result

@@ -37,15 +37,9 @@ from daskfactor.data.dialects import (
     unreadable,
 )
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
+from daskfactor.data.places import parquet_files
 from daskfactor.data.statistics import SourceInfo
 from daskfactor.errors import DataError, DataWarning, OptionError
-from daskfactor.urls import (
-    file_system,
-    is_url,
-    path_or_file,
-    sibling,
-    url_errors,
-)
 
 Column = str | int
 
@@ -114,9 +108,9 @@ def open_parquet(location: str, options: ReadOptions) -> Source:
 
     paths = parquet_files(location)
     try:
-        with pq.ParquetFile(path_or_file(paths[0])) as file:
+        with pq.ParquetFile(paths[0].path_or_file()) as file:
             schema = file.schema_arrow
-        entries = sum(pq.read_metadata(path_or_file(path)).num_rows for path in paths)
+        entries = sum(pq.read_metadata(path.path_or_file()).num_rows for path in paths)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
     names = chosen_columns(location, schema.names, options)
@@ -125,7 +119,7 @@ def open_parquet(location: str, options: ReadOptions) -> Source:
     def pieces(add: bool) -> Iterator[Piece]:
         for path in paths:
             try:
-                with pq.ParquetFile(path_or_file(path), read_dictionary=texts) as file:
+                with pq.ParquetFile(path.path_or_file(), read_dictionary=texts) as file:
                     for batch in file.iter_batches(PIECE, columns=names):
                         yield _piece(location, batch, names)
             except (pa.ArrowException, KeyError) as error:
@@ -211,7 +205,7 @@ def inspect_parquet(location: str, options: ReadOptions) -> TableColumns:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path_or_file(parquet_files(location)[0])) as file:
+        with pq.ParquetFile(parquet_files(location)[0].path_or_file()) as file:
             schema, batch = file.schema_arrow, None
             if len(schema.names) == UNCLEAR_WIDTH + 1:
                 batch = next(file.iter_batches(PIECE, columns=schema.names[:1]), None)
@@ -362,47 +356,6 @@ def read_table(location: str | PathLike[str]) -> Any:
                 f"but {values.shape[1]} columns of numbers"
             )
     return xr.DataArray(values, dims=(row_dim, col_dim), coords=names) if names else values
-
-
-def parquet_files(location: str) -> list[str]:
-    """Return the file itself, or the Parquet files of a folder; hidden files are skipped."""
-    system, path = file_system(location)
-    with url_errors(location):
-        if not system.exists(path):
-            raise DataError(f"{location} does not exist")
-        if not system.isdir(path):
-            return [location]
-        everything = sorted(system.find(path)) if has_parquet(system, path) else []
-    files = list(filter(_is_parquet, everything))
-    if not files:
-        raise DataError(
-            f"there is no .parquet file in {location} or in folders such as year=2026 in it; pass "
-            "the folder that has the files"
-        )
-    if not is_url(location):
-        return files
-    return [sibling(system.unstrip_protocol(name), location) for name in files]
-
-
-def has_parquet(system: Any, folder: str) -> bool:
-    """Return whether a folder, or a ``key=value`` folder in it, holds Parquet files.
-
-    Other folders are not searched: the folder may be the root of a file system.
-    """
-    try:
-        entries = {item["name"]: item["type"] for item in system.ls(folder, detail=True)}
-    except OSError:
-        return False
-    parts = [name for name, kind in entries.items() if kind == "directory" and "=" in _last(name)]
-    return any(map(_is_parquet, entries)) or any(has_parquet(system, part) for part in parts)
-
-
-def _is_parquet(name: str) -> bool:
-    return name.endswith((".parquet", ".pq")) and not _last(name).startswith(("_", "."))
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2]
 
 
 def _has_header(first: list[str], options: ReadOptions) -> bool:
