@@ -15,7 +15,7 @@ from daskfactor.options import OnDevice, Running, verb
 from daskfactor.results.opening import open_run
 from daskfactor.results.store import RunStore
 from daskfactor.stein import posterior
-from daskfactor.urls import as_url
+from daskfactor.urls import locate
 
 
 @verb
@@ -84,7 +84,7 @@ def resume(
     with RunStore.open(path) as run_store:
         described = description_of(run_store)
         if storage_options is not None:
-            V = as_url(described["source"]["location"] if V is None else V, storage_options)
+            V = locate(described["source"]["location"] if V is None else V, storage_options)
         if "particles" not in run_store.attrs:
             sampling.resume_run(run_store, described, draws, V, memory_limit, **options)
         elif options.get("device") is not None:

@@ -169,10 +169,10 @@ class WeightedMatrix(Matrix):
 
 def read_numbers(file: str) -> Any:
     """Read a matrix of numbers, which is no table with one line per entry."""
-    from daskfactor.data.files import read_matrix
+    from daskfactor.data.opening import load
     from daskfactor.data.tables import ReadOptions
 
-    return read_matrix(file, ReadOptions(table=False))
+    return load(file, ReadOptions(table=False))
 
 
 class Execution(Command):

@@ -160,9 +160,9 @@ class Terminal:
 
 def is_result(path: str) -> bool:
     """Return whether a folder is a zarr store of a result, rather than of a run or of data."""
-    from daskfactor.data.store import zarr_kind
+    from daskfactor.data.places import kind_of
 
-    return zarr_kind(path) == "group"
+    return kind_of(path) == "group"
 
 
 def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 import xarray as xr
 
 from daskfactor import markup
-from daskfactor.data.files import ANYTHING, refuse_columns
+from daskfactor.data.opening import ANYTHING, refuse_options
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.evidence.call_store import CallStore, call_store, identity_of
@@ -145,7 +145,7 @@ class EvidenceMethod(Algorithm, ABC):
 
     def read(self, V: Any, model: Any, options: ReadOptions = ANYTHING) -> tuple[Any, str]:
         """Read data that are no matrix, and describe their size."""
-        refuse_columns(V, options)
+        refuse_options(V, options)
         x = model.check_observations(V)
         return x, f"{x.size} observations"
 

@@ -30,7 +30,7 @@ from daskfactor.results.files import (
     write_json,
     writer_lock,
 )
-from daskfactor.urls import CLOUD, is_url, public_location, scheme_of
+from daskfactor.urls import CLOUD, Location, is_url, public_location
 
 
 class View(Protocol):
@@ -339,11 +339,11 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
     """
     text = public_location(path)
     view: View = FolderView(Path(text))
-    if is_url(text):
+    if text.is_url:
         from daskfactor.data.safe_zarr import plain_store
         from daskfactor.results.repository import repository_view
 
-        cloud = scheme_of(text) in CLOUD
+        cloud = text.scheme in CLOUD
         repository = repository_view(text, snapshot) if cloud and is_installed() else None
         if repository is not None:
             return repository
@@ -376,7 +376,7 @@ def open_backend(path: str) -> Backend:
 
 def refuse_url(path: str) -> None:
     """Raise StoreError for a URL that a run cannot be written to."""
-    if is_url(path) and scheme_of(path) not in CLOUD:
+    if is_url(path) and Location(path).scheme not in CLOUD:
         raise StoreError(
             f"a run is written to a local path or to s3://, gs://, az:// or memory://, got {path}"
         )

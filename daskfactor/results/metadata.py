@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from daskfactor.data.places import FORMAT
 from daskfactor.errors import StoreError, StoreFormatError
-from daskfactor.machine import available_memory
+from daskfactor.machine import require_memory
 from daskfactor.results.files import MARKER, NODE, check_seal, damaged
 
 if TYPE_CHECKING:
@@ -73,8 +74,6 @@ def read_root(view: "View") -> dict[str, Any]:
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        from daskfactor.data.store import FORMAT  # slow to import
-
         attrs = _attributes(view, NODE)
         if attrs.get("format") == FORMAT:
             raise StoreFormatError(
@@ -116,14 +115,12 @@ def _check_harmless(root: str, nodes: dict[str, Any]) -> None:
         chunks += math.prod(map(_parts, shape, pieces))
         if len(shape) == 1:
             labels += int(shape[0]) * (TEXT if node["data_type"] == "string" else 8)
-    free = available_memory()
-    needed = labels + CHUNK * chunks
-    if needed > free:
-        raise StoreFormatError(
-            f"{root} has {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels, which need "
-            f"{needed / 2**30:,.1f} GiB to open, but {free / 2**30:,.1f} GiB of memory are free; "
-            "open it on a machine with more memory if you trust its source"
-        )
+    require_memory(
+        labels + CHUNK * chunks,
+        f"opening the {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels of {root} takes",
+        "open it on a machine with more memory if you trust its source",
+        StoreFormatError,
+    )
 
 
 def nodes_of(document: dict[str, Any]) -> dict[str, Any]:

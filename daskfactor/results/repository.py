@@ -22,7 +22,7 @@ from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.backends import View, ZarrView, view_of
 from daskfactor.results.files import CHECKPOINT, STATE, conflict_error, write_json
 from daskfactor.results.zarr_stores import PatientStore
-from daskfactor.urls import scheme_of, unreachable_error
+from daskfactor.urls import unreachable_error
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class RepositoryBackend(ZarrView):
     @property
     def shared(self) -> bool:
         """False before the first commit, and in the memory of this process."""
-        return scheme_of(self.name) != "memory" and not self._is_new
+        return not self.name.startswith("memory://") and not self._is_new
 
     def committed(self) -> View:
         return self if self._is_new else view_of(self.name)

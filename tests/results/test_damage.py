@@ -195,8 +195,8 @@ PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
         ("posterior/gene", PICKLE, "decoded by numcodecs.pickle"),
         ("posterior/W", PICKLE, "decoded by numcodecs.pickle"),
         ("posterior/gene", {"storage_transformers": [{"name": "any"}]}, "a storage transformer"),
-        ("posterior/day", {"shape": [2**40]}, "GiB of labels, which need .* GiB of memory"),
-        ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* need .* GiB of memory"),
+        ("posterior/day", {"shape": [2**40]}, "GiB of labels of .* takes .* GiB of memory"),
+        ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* takes .* GiB of memory"),
     ],
 )
 def test_a_store_of_somebody_else_does_nothing_and_takes_little(tmp_path, node, changed, says):
