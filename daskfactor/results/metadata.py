@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from daskfactor.data.places import FORMAT
 from daskfactor.errors import StoreError, StoreFormatError
 from daskfactor.machine import require_memory
 from daskfactor.results.files import MARKER, NODE, check_seal, damaged
@@ -74,6 +73,8 @@ def read_root(view: "View") -> dict[str, Any]:
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        from daskfactor.data.places import FORMAT  # slow to import
+
         attrs = _attributes(view, NODE)
         if attrs.get("format") == FORMAT:
             raise StoreFormatError(
