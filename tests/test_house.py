@@ -49,6 +49,20 @@ def imports_of(tree, types):
     return found & set(MODULES)
 
 
+FEATURES = {
+    f"daskfactor.{name}"
+    for name in ("data.coupled", "data.axes", "data.tensor", "results.recommend")
+}
+
+
+def test_the_core_imports_no_feature():
+    """Data and results know neither coupled matrices nor tensors nor recommendations."""
+    core = [name for name in MODULES if name.split(".")[1:2] in (["data"], ["results"])]
+    assert set(core) > FEATURES
+    for name in set(core) - FEATURES:
+        assert not imports_of(parsed(MODULES[name]), types=True) & FEATURES, name
+
+
 def circles(graph):
     """Groups of modules that lead to each other, or one to itself, by imports."""
     names = sorted(graph)

@@ -20,11 +20,11 @@ from daskfactor.data.adapters import decoded, from_matrix
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coo import canonical
+from daskfactor.data.entries import entries_of
 from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.sparse import meaning_of_unstored
 from daskfactor.data.statistics import check_dtype
-from daskfactor.data.tensor import entries_of
 from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory

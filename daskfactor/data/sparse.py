@@ -190,18 +190,19 @@ def _cut(
     grid, layout = _layout(csr.shape, source, options, entries, counts)
     storage, provider = _storage(grid, options, entries), open_weights(grid, layout)
 
-    def fill() -> DataInfo:
-        decoder = Decoder(options.dtype, source.labels)
-        weighing = provider.weighing if provider else None
-        builder = StatisticsBuilder(grid, source.labels, layout, weighing)
+    decoder = Decoder(options.dtype, source.labels)
+
+    def views() -> Iterator[tuple[Block, SparseBlock]]:
         for block, cut in _cuts(csr, grid, layout):
-            locate = partial(cell_of, grid, layout, block, cut)
-            values = decoder.convert(cut.data, locate)
+            values = decoder.convert(cut.data, partial(cell_of, grid, layout, block, cut))
             shape = grid.block_shape(block)
             view = block_of(cut.indptr, cut.indices, values, shape, options.zeros)
-            view = provider.take(block, view) if provider else view
-            builder.scan(block, view)
-            storage.put(block, view)
+            yield block, provider.take(block, view) if provider else view
+
+    def fill() -> DataInfo:
+        weighing = provider.weighing if provider else None
+        builder = StatisticsBuilder(grid, source.labels, layout, weighing)
+        builder.scan_all(views(), storage.put)
         info = builder.finish(source.info, options.dtype, options.allow_empty)
         decoder.warn()
         return info

@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.data.coupled import FACTOR, LABEL, SIDES
+from daskfactor.data.labels import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.markup import visible
 from daskfactor.results.align import align

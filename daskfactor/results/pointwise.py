@@ -21,9 +21,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import cells_at, match_labels, refuse_repeated, truth
+from daskfactor.data.entries import entries_of
 from daskfactor.data.holdout import find_cells
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed

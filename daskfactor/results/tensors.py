@@ -19,7 +19,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import cells_of_tensor
-from daskfactor.data.coupled import FACTOR
+from daskfactor.data.labels import FACTOR
 from daskfactor.errors import OptionError
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import MONITOR, WARMUP, factor_dims, tree_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from daskfactor.data.coupled import FACTOR, LABEL, SIDES
+from daskfactor.data.labels import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.options import near_name
 from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, WARMUP, tree_of
