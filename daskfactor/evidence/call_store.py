@@ -132,10 +132,10 @@ class CallStore:
         StoreError
             If it cannot be written.
         """
-        kept, finished = split_values(self.finished, "finished")
+        arrays_of_results, finished = split_values(self.finished, "finished")
         call = {"call": self.call, "finished": finished, "piece": self.piece, "state": meta}
         with disk_errors(WHAT, self.path, SAFE, AGAIN):
-            self.checkpoints.commit({**kept, **arrays}, FIXED | call)
+            self.checkpoints.commit({**arrays_of_results, **arrays}, FIXED | call)
 
     def load_checkpoint(self) -> tuple[Mapping[str, Any], Values]:
         """Return the last state of the unfinished result."""
