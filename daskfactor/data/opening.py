@@ -161,14 +161,16 @@ def _open_blocks(data: BlockedData) -> Source:
     return from_blocks(data.known, data.view)
 
 
-def _refuse_dask_frame(data: Any, options: ReadOptions) -> Source:
-    raise DataError(
-        "a dask DataFrame is read as a whole: pass frame.compute(), or write it as Parquet, "
-        "which is read piece by piece, and pass the path"
-    )
+def _open_frame(data: Any, options: ReadOptions) -> Source:
+    if type(data).__module__.startswith(("dask.dataframe", "dask_expr")):
+        raise DataError(
+            "a dask DataFrame is read as a whole: pass frame.compute(), or write it as Parquet, "
+            "which is read piece by piece, and pass the path"
+        )
+    return open_frame(data, options)
 
 
-FRAME = Kind("", "", open_frame, TABLE)
+FRAME = Kind("", "", _open_frame, TABLE)
 """Tables in memory, of any library."""
 OBJECTS = (
     Kind("daskfactor.data.adapters", "Source", lambda source, _: source, TABLE | PART),
@@ -180,7 +182,6 @@ OBJECTS = (
     Kind("anndata", "Raw", _open_part, PART),
     Kind("xarray", "DataArray", _open_labelled, DIMENSIONS),
     Kind("xarray", "Dataset", _open_labelled, DIMENSIONS),
-    Kind("dask.dataframe", "DataFrame", _refuse_dask_frame, TABLE),
     *MATRICES,
 )
 """Supported types of objects."""
