@@ -22,8 +22,9 @@ from daskfactor.cli.main import app
 from daskfactor.cli.wording import in_shell
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
-from daskfactor.results import particle_summary, verdict
+from daskfactor.results import verdict
 from daskfactor.results.verdict import Facts, other_starts
+from daskfactor.stein import particle_summary
 from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 

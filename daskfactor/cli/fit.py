@@ -341,7 +341,7 @@ def _parse_ranks(text: str) -> list[int]:
 
 
 def _rank_table(table: "xr.Dataset") -> "Table":
-    """Return the results at each rank as a table, without errors that are 0 at all ranks."""
+    """Return the results at each rank as a table, without columns that are 0 or empty."""
     columns = {
         "rank": ("rank", "d"),
         "log_evidence": ("lower bound" if "bound" in table.attrs else "log evidence", ".2f"),
@@ -351,12 +351,8 @@ def _rank_table(table: "xr.Dataset") -> "Table":
         "held_out_log_score": ("held-out score", ".4f"),
         "held_out_difference_error": ("± vs. best", ".4f"),
     }
-    for name in ("standard_error", "discretization_error"):
-        if not float(table[name].max()) > 0:
-            del columns[name]
-    if table["log_evidence"].isnull().all():
-        del columns["log_evidence"]
-    columns = {name: column for name, column in columns.items() if name in table.variables}
+    filled = [name for name in columns if name in table and table[name].fillna(0).any()]
+    columns = {name: columns[name] for name in ("rank", *filled)}
     rows = [
         [
             f"{table[name].values[row]:{form}}".replace("nan", "–")

@@ -72,18 +72,10 @@ class Info(o.Command):
 def _data_store_info(store: str) -> o.Answer:
     """Describe the contents of a blocked store without reading a block."""
     with dfac.as_blocks(store, allow_empty=True) as data:
-        values = {
-            "store": store,
-            "shape": list(data.shape),
-            "entries": int(data.n_stored.sum()),
-            "unstored": data.unstored,
-            "blocks": data.grid.blocks,
-            "imbalance": data.imbalance,
-            "mean": data.mean,
-            "minimum": data.minimum,
-            "maximum": data.maximum,
-            "fingerprint": data.fingerprint,
-        }
+        names = "unstored", "imbalance", "mean", "minimum", "maximum", "fingerprint"
+        values = {name: getattr(data, name) for name in names}
+        values |= {"store": store, "shape": list(data.shape), "blocks": data.grid.blocks}
+        values["entries"] = int(data.n_stored.sum())
         lines = [
             ("store", store),
             ("matrix", data.describe().removesuffix(f" {data.place}")),

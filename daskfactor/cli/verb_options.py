@@ -11,16 +11,7 @@ from copy import copy
 from functools import cache
 from inspect import Parameter, cleandoc, formatannotation, get_annotations
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    NamedTuple,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Final, Literal, get_origin, get_type_hints
 
 from typer.models import OptionInfo
 
@@ -78,23 +69,6 @@ def flags(parameter: str) -> tuple[str, ...]:
     return FLAGS.get(parameter) or (f"--{parameter.replace('_', '-')}",)
 
 
-class VerbParameter(NamedTuple):
-    """A parameter of a verb: annotation as text, default, choices, and entry in the docstring."""
-
-    annotation: str
-    default: Any
-    choices: tuple[str, ...]
-    help: str
-
-    @property
-    def type(self) -> Any:
-        """Type of the option."""
-        names = self.annotation.split(" | ")
-        scalar = next((kind for name, kind in TYPES.items() if name in names), str)
-        kind: Any = Literal[self.choices] if self.choices else scalar
-        return kind | None if self.default is None else kind
-
-
 def options_of(command: type) -> dict[str, Parameter]:
     """Return the options of a command: its own, those of its groups, then those of all commands.
 
@@ -113,26 +87,20 @@ def options_of(command: type) -> dict[str, Parameter]:
         panel = vars(group).get("panel")
         for verb, names in vars(group).get("verbs", {}).items():
             for name in names.split():
-                one = parameters_of(verb)[name]
-                option = _option(name, one.type, one.default, one.help, panel)
-                options.setdefault(name, option)
+                options.setdefault(name, _option(name, *parameters_of(verb)[name], panel))
     return options | _attributes(base, texts)
 
 
 def _attributes(group: type, texts: Mapping[str, str]) -> dict[str, Parameter]:
     """Return the options that are attributes of a class."""
     hints, content = get_type_hints(group, include_extras=True), vars(group)
-    return {
-        name: _option(
-            name,
-            hints[name],
-            content.get(name, Parameter.empty),
-            texts[name],
-            content.get("panel"),
-        )
+    names = [
+        name
         for name in get_annotations(group)
         if ClassVar not in (hints[name], get_origin(hints[name]))
-    }
+    ]
+    panel, none = content.get("panel"), Parameter.empty
+    return {n: _option(n, hints[n], content.get(n, none), texts[n], panel) for n in names}
 
 
 def _option(name: str, hint: Any, default: Any, text: str, panel: str | None) -> Parameter:
@@ -159,8 +127,11 @@ def source_of(verb: str) -> str:
 
 
 @cache
-def parameters_of(verb: str) -> dict[str, VerbParameter]:
-    """Return the parameters of a verb that have a default and an entry in its docstring."""
+def parameters_of(verb: str) -> dict[str, tuple[Any, Any, str]]:
+    """Return type, default and help of the parameters of a verb.
+
+    Parameters without a default or without an entry in the docstring are left out.
+    """
     (text,) = re.findall(rf"^def {verb}\b.*?(?=^[^\s)]|\Z)", source_of(verb), re.M | re.S)
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
@@ -181,10 +152,18 @@ def parameters_of(verb: str) -> dict[str, VerbParameter]:
             signature[name] = text, options.DEFAULTS.get(name)
     entries = _entries(ast.get_docstring(function) or "")
     return {
-        name: VerbParameter(*signature[name], choices, _in_shell(text, signature))
+        name: (_type(*signature[name], choices), signature[name][1], _in_shell(text, signature))
         for name, (choices, text) in entries.items()
         if name in signature
     }
+
+
+def _type(annotation: str, default: Any, choices: tuple[str, ...]) -> Any:
+    """Return the type of an option for an annotation and choices in a docstring."""
+    names = annotation.split(" | ")
+    scalar = next((kind for name, kind in TYPES.items() if name in names), str)
+    kind: Any = Literal[choices] if choices else scalar
+    return kind | None if default is None else kind
 
 
 def _entries(docstring: str) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -203,11 +182,9 @@ def _entries(docstring: str) -> dict[str, tuple[tuple[str, ...], str]]:
 
 def _in_shell(text: str, parameters: Mapping[str, Any]) -> str:
     """Return the first sentence, with options for names of parameters, and without markup."""
-    sentence = re.match(r".*?\.(?=\s|$)(?!\s+[a-z])|.*", text)
 
     def word(match: re.Match[str]) -> str:
         return flags(match[1])[0] if match[1] in parameters else match[1].strip('"')
 
-    return re.sub(
-        r"``(.+?)``", word, re.sub(r":\w+:`(\w+)`", r"\1", sentence[0] if sentence else "")
-    )
+    sentence = re.sub(r"(\.)\s+(?![a-z]).*", r"\1", text)
+    return re.sub(r"``(.+?)``", word, re.sub(r":\w+:`(\w+)`", r"\1", sentence))

@@ -17,11 +17,12 @@ proportional to their size (Şimşekli et al. 2015, condition 2). N counts obser
 other pairings are biased when parts differ in size.
 """
 
+import bisect
 import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, SupportsIndex
 
@@ -34,6 +35,7 @@ from daskfactor.errors import GridError, OptionError
 Chunks = tuple[tuple[int, ...], tuple[int, ...]]
 Counts = NDArray[np.int64]
 Rng = np.random.Generator
+Interval = slice
 
 WORTHWHILE_BLOCK = 2**20
 """Entries of a dense block above which several blocks are faster than one, at `USUAL_COMPONENTS`:
@@ -111,6 +113,22 @@ class Bands:
     def slice(self, band: int) -> slice:
         """Return the rows of one band."""
         return slice(self.offsets[band], self.offsets[band + 1])
+
+    def numbers(self, part: Interval) -> range:
+        """Return the bands that overlap some rows."""
+        first = bisect.bisect_right(self.offsets, part.start) - 1
+        return range(first, bisect.bisect_left(self.offsets, part.stop))
+
+    def overlap(self, band: int, part: Interval) -> tuple[Interval, Interval]:
+        """Return the rows that a band and some rows share, as a slice in each of the two."""
+        start = self.offsets[band]
+        low, high = max(start, part.start), min(self.offsets[band + 1], part.stop)
+        return Interval(low - start, high - start), Interval(low - part.start, high - part.start)
+
+    def overlaps(self, part: Interval) -> Iterator[tuple[int, Interval, Interval]]:
+        """Yield the bands that overlap some rows, with the slices of `overlap`."""
+        for band in self.numbers(part):
+            yield band, *self.overlap(band, part)
 
     def regroup(self, count: int) -> "Bands":
         """Return at most ``count`` unions of neighbouring bands, of sizes as equal as possible."""

@@ -271,21 +271,6 @@ def working_bytes(source: Source, grid: Grid, dtype: FloatType, budget: int) -> 
 
 def _cuts(grid: Grid, region: Region) -> Iterator[tuple[Block, Region, Region]]:
     """Yield the blocks that overlap a region: address, slices in the block and in the region."""
-    for row, (rows_inside, rows_outside) in _overlaps(grid.rows, region[0]):
-        for col, (cols_inside, cols_outside) in _overlaps(grid.cols, region[1]):
+    for row, rows_inside, rows_outside in grid.rows.overlaps(region[0]):
+        for col, cols_inside, cols_outside in grid.cols.overlaps(region[1]):
             yield Block(row, col), (rows_inside, cols_inside), (rows_outside, cols_outside)
-
-
-def _overlaps(bands: Bands, part: slice) -> Iterator[tuple[int, Region]]:
-    first = int(np.searchsorted(bands.offsets, part.start, side="right")) - 1
-    last = int(np.searchsorted(bands.offsets, part.stop, side="left"))
-    for band in range(first, last):
-        band_rows = bands.slice(band)
-        low, high = max(band_rows.start, part.start), min(band_rows.stop, part.stop)
-        yield (
-            band,
-            (
-                slice(low - band_rows.start, high - band_rows.start),
-                slice(low - part.start, high - part.start),
-            ),
-        )

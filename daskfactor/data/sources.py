@@ -232,9 +232,7 @@ def blocks_of(
             )
         source = drop_all_missing(source, limit)
         grid = choose_grid(source.shape, source.chunks, blocks, workers, None, components)  # type: ignore[arg-type]
-        if cells is None:
-            return _dense(source, grid, kind, limit, allow_empty)
-        return _dense_with_weights(source, grid, kind, limit, allow_empty, cells)
+        return _dense(source, grid, kind, limit, allow_empty, cells)
     if source.unstored == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the input says that entries it does not store are missing '
@@ -353,34 +351,27 @@ def _dense(
     kind: FloatType,
     limit: int,
     allow_empty: bool,
-    weights: BlockedData | None = None,
-    weighing: Any = None,
+    cells: CellWeights | None = None,
 ) -> BlockedData:
+    """Return the blocks of a dense matrix, and the weights of its cells, which are read first."""
+    weights = weighing = None
+    if cells is not None:
+        opened = cells.open(source)
+        if opened.is_sparse or opened.read is None:
+            raise OptionError(
+                f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, "
+                f"got {type(cells.values).__name__}"
+            )
+        read = opened.read
+        weights = _dense(as_weights(opened, cells.rule, kind), grid, kind, limit, True)
+        weighing = cells.refuse(
+            source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
+        )
+        # Missing cells are marked in a copy, never in the caller's array.
+        source = replace(source, array=None) if weights.minimum == 0 else source
     storage, budget = _storage(source, grid, kind, limit), read_budget(limit)
     rest = storage, budget, allow_empty, weights, weighing
     return filled(storage, lambda: load(source, grid, kind, *rest), lambda: weights)
-
-
-def _dense_with_weights(
-    source: Source, grid: Grid, kind: FloatType, limit: int, allow_empty: bool, cells: CellWeights
-) -> BlockedData:
-    """Return the blocks of a dense matrix with weights of its cells, which are read first."""
-    source_of_weights = cells.open(source)
-    if source_of_weights.is_sparse or source_of_weights.read is None:
-        raise OptionError(
-            f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, got "
-            f"{type(cells.values).__name__}"
-        )
-    read = source_of_weights.read
-    weights = _dense(
-        as_weights(source_of_weights, cells.rule, kind), grid, kind, limit, allow_empty=True
-    )
-    weighing = cells.refuse(
-        source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
-    )
-    # Missing cells are marked in a copy, never in the caller's array.
-    source = replace(source, array=None) if weights.minimum == 0 else source
-    return _dense(source, grid, kind, limit, allow_empty, weights, weighing)
 
 
 def _serves(

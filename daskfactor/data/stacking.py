@@ -126,8 +126,8 @@ class Stacking:
             for side in sides
         ]
         if self.scratch is not None:
-            above, left = (np.diff(cuts).tolist() for cuts in self.scratch.cuts)
-            steps = (self.rows.bands(above), self.cols.bands(left))
+            above, left = self.scratch.bands
+            steps = (self.rows.bands(above.sizes), self.cols.bands(left.sizes))
         lazy = array.chunks is not None or not getattr(array.variable, "_in_memory", True)
         rows, cols = chunks
         return Source(

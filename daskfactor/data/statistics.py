@@ -242,6 +242,15 @@ class StatisticsBuilder:
         else:
             self._scan_sparse(block, view)
 
+    def scan_all(
+        self, views: Iterable[tuple[Any, Any]], put: Callable[[Any, Any], None]
+    ) -> "StatisticsBuilder":
+        """Add blocks as they come, and pass each of them on to ``put``; return self."""
+        for block, view in views:
+            self.scan(block, view)
+            put(block, view)
+        return self
+
     def finish(self, source: SourceInfo, dtype: FloatType, allow_empty: bool = False) -> DataInfo:
         """Return the description of the matrix, after the last block."""
         statistics = Statistics(

@@ -11,20 +11,16 @@ here with a number for each row or column has this form, too: counts, labels, or
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import decoded, decoder, unstored_of_fill
 from daskfactor.data.blocks import BlockedData, filled
-from daskfactor.data.coupled import SIDES, JointLabels, stacked_labels
+from daskfactor.data.entries import Entries, entries_of
 from daskfactor.data.grid import Bands, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.labels import RESERVED, Labels
+from daskfactor.data.labels import RESERVED, SIDES, JointLabels, Labels, stacked_labels
 from daskfactor.data.loading import Decoder
-from daskfactor.data.long_tables import is_frame
-from daskfactor.data.opening import load
 from daskfactor.data.sources import checked_options
 from daskfactor.data.statistics import (
     DataInfo,
@@ -42,23 +38,6 @@ from daskfactor.random import MAX_FACTORS
 Index = NDArray[np.int64]
 UNEVEN = 1.5
 """Largest block over the mean, above which indices are permuted to balance blocks."""
-NAMES = "axis_{}"
-"""Default names of axes."""
-
-
-class Entries(NamedTuple):
-    """Stored entries of an array: positions along each axis, values, and labels."""
-
-    shape: tuple[int, ...]
-    places: list[Index]
-    values: NDArray[Any]
-    unstored: str
-    names: tuple[str, ...]
-    labels: Mapping[str, NDArray[Any]] = {}
-
-    def cell(self, position: int) -> tuple[int, ...]:
-        """Return the cell of an entry."""
-        return tuple([int(place[position]) for place in self.places])
 
 
 class TensorData(BlockedData):
@@ -181,89 +160,12 @@ def as_tensor(
 
     def fill() -> DataInfo:
         builder = StatisticsBuilder(grid, labels, layout)
-        for block, view in _cut(entries, grid, positions):
-            storage.put(block, view)
-            builder.scan(block, view)
+        builder.scan_all(_cut(entries, grid, positions), storage.put)
         return builder.finish(SourceInfo("tensor"), kind, allow_empty)
 
     data = filled(storage, fill, make=TensorData)
     data.names, data.labels_of = entries.names, entries.labels
     return data
-
-
-# -- reading --------------------------------------------------------------------------------
-
-
-def entries_of(V: Any, unstored: str | None) -> Entries:
-    """Return the stored entries of an array of any kind."""
-    if isinstance(V, str | PathLike):
-        V = load(V)
-    if is_frame(V):
-        raise DataError(
-            "a table is no tensor: make one of its keys and values, for example by "
-            "sparse.COO([codes of each key], values), with pandas.factorize for the codes"
-        )
-    if hasattr(V, "dims") and hasattr(V, "coords") and hasattr(V, "data"):
-        V = decoded(V)
-        entries, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
-        labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
-        return entries._replace(names=dims, labels=labels)
-    if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
-        from dask.array import from_array
-
-        decode = None if isinstance(V, np.memmap) else decoder(V)
-        V = from_array(V)  # type: ignore[no-untyped-call]
-        V = V if decode is None else V.map_blocks(decode)
-    if hasattr(V, "dask") and hasattr(V, "numblocks"):
-        return _of_chunks(V, unstored)
-    if hasattr(V, "todense") and hasattr(V, "ndim"):
-        return _of_sparse(V, unstored)
-    return _of_dense(V, unstored)
-
-
-def _of_sparse(V: Any, unstored: str | None) -> Entries:
-    V = V if hasattr(V, "coords") else V.tocoo()
-    fill_meaning = unstored_of_fill(V.fill_value)
-    if fill_meaning == "missing" and unstored == "zero":
-        raise OptionError(
-            'unstored="zero", but the array says by its fill_value NaN that entries it does not '
-            "store are missing; leave unstored out"
-        )
-    places = [np.asarray(place, np.int64) for place in V.coords]
-    names = tuple(map(NAMES.format, range(V.ndim)))
-    return Entries(V.shape, places, np.asarray(V.data), unstored or fill_meaning, names)
-
-
-def _of_dense(V: Any, unstored: str | None) -> Entries:
-    if unstored == "zero":
-        raise OptionError(
-            'unstored is "zero", but the input is dense: it stores every entry, and missing ones '
-            "are NaN; leave unstored out"
-        )
-    masked = np.ma.asarray(V)
-    array, seen = masked.data, ~np.ma.getmaskarray(masked)
-    if check_dtype(array.dtype).kind == "f":
-        seen &= ~np.isnan(array)
-    places = [np.asarray(index, np.int64) for index in np.nonzero(seen)]
-    names = tuple(map(NAMES.format, range(array.ndim)))
-    return Entries(array.shape, places, array[seen], "missing", names)
-
-
-def _of_chunks(V: Any, unstored: str | None) -> Entries:
-    """Return the entries of a dask array, read chunk by chunk to limit memory."""
-    starts = [np.cumsum([0, *sizes]) for sizes in V.chunks]
-    parts = []
-    for number in np.ndindex(V.numblocks):
-        chunk = entries_of(V.blocks[number].compute(scheduler="threads"), unstored)
-        places = [
-            place + start[n] for place, start, n in zip(chunk.places, starts, number, strict=True)
-        ]
-        parts.append(chunk._replace(places=places))
-    if not parts:
-        raise DataError(f"the data are empty, shape {V.shape}")
-    places = [np.concatenate(chunk) for chunk in zip(*(part.places for part in parts), strict=True)]
-    values = np.concatenate([part.values for part in parts])
-    return parts[0]._replace(shape=V.shape, places=places, values=values)
 
 
 def _check_tensor(entries: Entries, names: Sequence[str] | None) -> Entries:
@@ -309,9 +211,6 @@ def _check_tensor(entries: Entries, names: Sequence[str] | None) -> Entries:
     return entries._replace(shape=shape, names=axis_names, labels=labels)
 
 
-# -- the order of indices ------------------------------------------------------------------
-
-
 def _orders(entries: Entries, grid: Grid) -> list[Index] | None:
     """Return balanced orders of the axes if block sizes differ much, else None."""
     if entries.unstored == "missing" and entries.values.size == math.prod(entries.shape):
@@ -332,9 +231,6 @@ def _stacked_orders(orders: list[Index] | None, grid: Grid) -> tuple[Any, Any]:
         return None, None
     starts = grid.starts
     return orders[0], np.concatenate([order + starts[n] for n, order in enumerate(orders[1:])])
-
-
-# -- blocks ---------------------------------------------------------------------------------
 
 
 def _codes(entries: Entries, grid: Grid, positions: list[Index] | None) -> NDArray[Any]:

@@ -286,10 +286,14 @@ class LadderRun(RunLoop):
             states = self.problem.map(self.chains.advance, items, "tempered-chain")
         else:
             states = self.executor.map(self.chains.advance, items, "tempered-chain")
-            self.problem.on_event(RunEvent("draw", round(100 * reach), 100))
         self.states, self.reached = states[::-1], reach
         seconds = time.perf_counter() - start
         self.width = max(SHORTEST_ROUND, self.width * min(2.0, max(0.5, ROUND / seconds)))
+
+    def _segment(self) -> None:
+        super()._segment()
+        if not self.at_once:
+            self.problem.on_event(RunEvent("draw", round(100 * self.reached), 100))
 
     def snapshot(self, checkpoints: Any) -> tuple[Any, Values]:
         del checkpoints

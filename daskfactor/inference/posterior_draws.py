@@ -153,13 +153,13 @@ class PosteriorDraws:
         return replace(self, values=self.values | selected)
 
 
-def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -> PosteriorDraws:
-    """Read draws of one factor from a trace or a point estimate.
+def read_posterior(run: Run, axis: int, draws: int | None, most: int | None) -> PosteriorDraws:
+    """Read draws of one factor from a run, or from a point estimate.
 
     Parameters
     ----------
-    trace
-        As for :func:`transform`.
+    run
+        Run with draws.
     axis
         Factor of the new rows.
     draws
@@ -170,11 +170,10 @@ def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -
     Raises
     ------
     OptionError
-        If it has no draws, or not as many.
+        If it does not have as many draws.
     ModelError
         If its model has no law of a new row.
     """
-    run = Run.of(trace, "a new row", point=True)
     group, dims = run.posterior, run.dims
     if run.is_point:
         repeats = REPEATS if draws is None else whole_number("draws", draws, 1)

@@ -24,7 +24,6 @@ from daskfactor.errors import (
     DataError,
     DataWarning,
     ModelError,
-    OptionError,
     StoreError,
     StoreFormatError,
 )
@@ -41,7 +40,7 @@ from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import Program, prepare_state
-from daskfactor.machine import available_memory
+from daskfactor.machine import require_memory
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.options import OnDevice, OnSampled, split
@@ -425,13 +424,9 @@ def check_data(model: Any, data: BlockedData) -> None:
             'as_blocks(V, dtype="float64")'
         )
     size = sum(data.shape) * model.width * data.dtype.itemsize
-    free = available_memory()
-    if size > free:  # before anything is made of that size
-        raise OptionError(
-            f"n_components={model.n_components} takes {size / 2**30:,.1f} GiB for one W and one H "
-            f"of {' x '.join(map(str, data.shape))} data, and {free / 2**30:,.1f} GiB of memory "
-            "are free; take fewer components"
-        )
+    shape = " x ".join(map(str, data.shape))
+    what = f"one W and one H of {shape} data with n_components={model.n_components} take"
+    require_memory(size, what, "take fewer components")  # before anything is made of that size
 
 
 def _block_trial(data: BlockedData, model: Any) -> Trial | None:

@@ -23,7 +23,7 @@ from daskfactor.inference.posterior_draws import PosteriorDraws, read_posterior
 from daskfactor.inference.program import COLUMNS, Kernel
 from daskfactor.inference.session import Session, check_data, device_attrs, session
 from daskfactor.inference.setting import DRAWS_BUDGET, in_callers_order
-from daskfactor.machine import available_memory
+from daskfactor.machine import require_memory
 from daskfactor.models.covariates import Covariates, checked_covariates
 from daskfactor.models.settings import FixedComponents
 from daskfactor.options import OnSampled, verb
@@ -148,12 +148,11 @@ def transform(
     one_of("axis", axis, AXES)
     point = truth("point", point)
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)
-    if isinstance(trace, xr.Dataset):
-        result = Run(trace)
-    else:
-        result = aligned_run(trace, "a mean of new rows") if point else Run.of(trace)
+    result = Run.of(trace, "a new row", point=True)
     result.require_matrix("transform")
-    posterior = read_posterior(result.tree, factor, draws, POINT_DRAWS if point else None)
+    if point and not result.is_point:
+        result = aligned_run(result.tree, "a mean of new rows")
+    posterior = read_posterior(result, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == posterior.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
     if UNSETTLED in result.attrs:
@@ -228,13 +227,13 @@ def _draw(plan: NewRows, run: Session[BlockedData]) -> Array:
     """
     data, blocks, factor = plan.data, plan.data.grid.blocks, plan.posterior.factor
     count, length, side = math.prod(plan.posterior.shape), data.shape[factor], SIDES[factor]
-    size, free = count * length * plan.model.width * data.dtype.itemsize, available_memory()
-    if size > free and not plan.point:
-        raise OptionError(
-            f"{count} draws of {length} new {side} take {size / 2**30:,.1f} GiB, and "
-            f"{free / 2**30:,.1f} GiB of memory are free; take fewer (draws=), their means "
-            f"(point=True), or some of the {side} at a time (first= says where a part begins)"
+    if not plan.point:
+        size = count * length * plan.model.width * data.dtype.itemsize
+        advice = (
+            f"take fewer (draws=), their means (point=True), or some of the {side} at a time "
+            "(first= says where a part begins)"
         )
+        require_memory(size, f"{count} draws of {length} new {side} take", advice)
     run.on_event(RunEvent("draw", 0, blocks))
     if run.executor.in_process:
         rows = plan.room(length)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from daskfactor.data.icechunks import icechunk_missing, is_installed
 from daskfactor.errors import OptionError, StoreError
@@ -21,16 +21,15 @@ from daskfactor.results.files import (
     MARKER,
     NODE,
     PARTIAL,
+    conflict_error,
     disk_errors,
     remove_scratch,
     replace_json,
     scratch_folder,
     seal,
-    taken_over,
     write_json,
     writer_lock,
 )
-from daskfactor.results.metadata import LIBRARY
 from daskfactor.urls import CLOUD, Location, is_url, public_location
 
 
@@ -43,9 +42,6 @@ class View(Protocol):
 
     def exists(self) -> bool:
         """Check whether anything exists there."""
-
-    def kind(self) -> str | None:
-        """Return the kind of the content, as `daskfactor.data.places.kind_of` does."""
 
     def contents(self) -> str | None:
         """Describe content that is not a run; return None if a run can be created there."""
@@ -70,17 +66,6 @@ class ZarrView:
     def exists(self) -> bool:
         return self._get(NODE) is not None
 
-    def kind(self) -> str | None:
-        from daskfactor.data.places import FORMAT
-
-        with suppress(OSError, ValueError, AttributeError, KeyError):
-            attributes = self.document(NODE)["attributes"]
-            if attributes.get("inference_library") == LIBRARY:
-                return "run"
-            if attributes.get("format") == FORMAT:
-                return "blocks"
-        return "group" if self.exists() else None
-
     def contents(self) -> str | None:
         return self._description if self.exists() else None
 
@@ -101,19 +86,6 @@ class ZarrView:
         return None if buffer is None else buffer.to_bytes()
 
 
-class Storage(Protocol):
-    """Zarr store of a run that also holds archives, in any process; chunks are zarr's to write."""
-
-    def write_new(self, name: str, write: Callable[[Any], object]) -> None:
-        """Write an archive under a new name; ``write`` receives the open file."""
-
-    def open_archive(self, name: str) -> IO[bytes]:
-        """Open an archive for reading."""
-
-    def flush(self) -> None:
-        """Make everything that was written durable."""
-
-
 class Backend(View, Protocol):
     """A run for writing, by one process at a time, which reads what is not committed yet, too.
 
@@ -124,7 +96,8 @@ class Backend(View, Protocol):
     spare_checkpoints
         Number of older checkpoints to keep besides the newest, against damage.
     store
-        The zarr store to write to, a `Storage`.
+        The zarr store to write to. Like those of `fork`, it also has ``write_new(name, write)``,
+        which passes an open file to ``write``; ``open_archive(name)``; and ``flush()``.
     """
 
     checkpoint_interval: ClassVar[float]
@@ -188,12 +161,6 @@ class FolderView(ZarrView):
     def exists(self) -> bool:
         restore(self.path)
         return self.path.exists()
-
-    def kind(self) -> str | None:
-        from daskfactor.data.places import kind_of
-
-        kind = kind_of(self.name)
-        return "run" if kind == "folder" and scratch_folder(self.path).is_dir() else kind
 
     def contents(self) -> str | None:
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
@@ -277,7 +244,7 @@ class LocalBackend(FolderView):
         del message
         marker = self.document(MARKER)
         if marker["attributes"].get("version") not in (self._found, self._version):
-            raise taken_over(self.name)
+            raise conflict_error(self.name)
         scratch = scratch_folder(self.path)
         layer = next((name for name in self.store.layers[:1] if (scratch / name).is_dir()), None)
         self.store.settle()

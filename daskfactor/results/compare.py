@@ -16,7 +16,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of, whole_number
-from daskfactor.data.coupled import FACTOR, SIDES
+from daskfactor.data.labels import FACTOR, SIDES
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results.align import (
     aligned_run,

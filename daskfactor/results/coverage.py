@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.checks import cell_positions, cells_of_tensor
+from daskfactor.checks import cells_at, cells_of_tensor
 from daskfactor.data.holdout import find_cells
 from daskfactor.errors import OptionError
 from daskfactor.results.predict import monitored, predict, predict_at
@@ -113,6 +113,6 @@ def _predicted(run: Run, rows: NDArray[Any], columns: NDArray[Any], level: float
         return predict(run.tree, (rows, *run.axes.fibres(columns)), interval=level).load()
     run.require_matrix("predict")
     shape = [run.posterior.sizes[dim] for dim in run.dims]
-    rows, columns = cell_positions((rows, columns), shape, run.dims, CELLS)
+    rows, columns = cells_at((rows, columns), shape, CELLS)
     cells = xr.DataArray(rows, dims="cell"), xr.DataArray(columns, dims="cell")
     return predict_at(run, cells, level).load()

@@ -50,35 +50,14 @@ SEAL: Final = "crc32"
 """Key of a document's checksum over its other content."""
 
 
-def replace_file(path: Path, write: Callable[[Any], object], scratch: Path) -> None:
-    """Replace a file atomically: a reader sees the old one or the new one, never a part.
-
-    The file and its folder entry are flushed to disk, so that this holds after a power failure.
-
-    Parameters
-    ----------
-    path
-        The target; its folder is created if necessary.
-    write
-        Called with the open file.
-    scratch
-        Folder on the same file system for the temporary file.
-
-    Raises
-    ------
-    OSError
-        If the disk is full or the folder cannot be written; the target is untouched.
-    """
-    with atomic_replace(path, scratch) as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    flush_path(path.parent)
-
-
 @contextlib.contextmanager
 def atomic_replace(path: Path, scratch: Path) -> Iterator[Any]:
-    """Yield a temporary file that replaces ``path`` at the end of the block."""
+    """Yield a temporary file that replaces ``path`` at the end of the block.
+
+    A reader sees the old file or the new one, never a part. ``scratch`` is a folder on the same
+    file system; the folder of ``path`` is created if necessary. The target is untouched if the
+    disk is full.
+    """
     temporary = scratch / f"{uuid.uuid4().hex}{PARTIAL}"
     try:
         with temporary.open("wb") as file:
@@ -103,9 +82,12 @@ def remove_scratch(leftover: Path) -> None:
 
 
 def replace_json(path: Path, document: Any, scratch: Path) -> None:
-    """Replace a JSON file atomically and durably."""
-    text = json.dumps(document).encode()
-    replace_file(path, lambda file: file.write(text), scratch)
+    """Replace a JSON file atomically, so that a power failure leaves the old one or the new one."""
+    with atomic_replace(path, scratch) as file:
+        file.write(json.dumps(document).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    flush_path(path.parent)
 
 
 def write_json(store: Any, key: str, document: Any) -> None:
@@ -114,11 +96,6 @@ def write_json(store: Any, key: str, document: Any) -> None:
     from zarr.core.sync import sync
 
     sync(store.set(key, cpu.Buffer.from_bytes(json.dumps(document).encode())))
-
-
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise ValueError if it is invalid, OSError if missing."""
-    return json.loads(path.read_bytes())
 
 
 def seal(document: dict[str, Any], part: str) -> dict[str, Any]:
@@ -146,7 +123,7 @@ def damaged(path: object, reason: str) -> StoreFormatError:
     return StoreFormatError(f"{path} is a damaged run store: {reason}; restore it from a copy")
 
 
-def taken_over(name: str) -> StoreError:
+def conflict_error(name: str) -> StoreError:
     """Return the error for a commit after another process has committed."""
     return StoreError(
         f"{name}: another process has taken this run over, so that this one stops; what was "
@@ -408,18 +385,26 @@ class Checkpoints:
         self.counts = counts_of(self._document, chains)
         """Number of draws per chain that exist."""
 
-    def write(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    def write(
+        self,
+        arrays: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        constants: Mapping[str, NDArray[Any]] | None = None,
+    ) -> dict[str, Any]:
         """Write the archive of a checkpoint; return the marker that makes it the current one.
 
-        Arrays may be functions (see `Late`). The parts of `add_parts` are included.
+        Arrays may be functions (see `Late`). The parts of `add_parts` are included. Constants are
+        arrays that `load` adds to those of every checkpoint from then on.
 
         Raises
         ------
         OptionError
-            If ``meta`` has no valid numbers of draws, or an array is not numeric.
+            If an array is not numeric.
         OSError
             If it cannot be written.
         """
+        if constants:
+            self._backend.store.write_new(_LASTING, archive(constants, {}))
         counts = self.counts_in(meta)
         target = 0 if self._newest is None else 1 - self._newest
         parts = sorted(name for part in self._parts for name in part.saved)
@@ -428,9 +413,11 @@ class Checkpoints:
         values = {"meta": meta, "stamp": self._stamp, "parts": parts}
         self._backend.store.write_new(self._stamp, archive(arrays, values))
         slot = {name: list(number) for name, number in counts._asdict().items()}
-        spare = self._slots() if self._backend.spare_checkpoints else [None, None]
-        spare[target] = slot | {"archive": self._stamp, "parts": parts}
-        return self._marker(slots=spare, newest=target)
+        slots = self._slots() if self._backend.spare_checkpoints else [None, None]
+        slots[target] = slot | {"archive": self._stamp, "parts": parts}
+        attributes = self._document["attributes"] | {"slots": slots, "newest": target}
+        attributes |= {_LASTING: True} if constants else {}
+        return seal(self._document | {"attributes": attributes}, "attributes")
 
     def commit(
         self,
@@ -443,7 +430,7 @@ class Checkpoints:
         Raises
         ------
         OptionError, OSError
-            See `write`; the previous checkpoint stays current.
+            As `write`; the previous checkpoint stays current.
         StoreError
             If another process has committed.
         """
@@ -468,11 +455,6 @@ class Checkpoints:
 
     def _slots(self) -> list[Any]:
         return list(self._document["attributes"].get("slots") or [None, None])
-
-    def _marker(self, **attributes: Any) -> dict[str, Any]:
-        """Return the marker with other attributes."""
-        document = self._document | {"attributes": self._document["attributes"] | attributes}
-        return seal(document, "attributes")
 
     def _start_parts(self) -> None:
         """Start the parts of the next checkpoint, with a new stamp."""
@@ -507,20 +489,6 @@ class Checkpoints:
             return True
         return self._last_check - self._last_commit >= max(interval, cost / MAX_COST_SHARE)
 
-    def write_constants(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write constant arrays, which `load` adds to those of every checkpoint from then on.
-
-        Raises
-        ------
-        OptionError
-            If an array is not numeric.
-        OSError
-            If they cannot be written.
-        """
-        if arrays:
-            self._backend.store.write_new(_LASTING, archive(arrays, {}))
-            self._document = self._marker(**{_LASTING: True})
-
     def load(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
         """Open the newest undamaged checkpoint and make it the current one; return arrays and meta.
 
@@ -538,12 +506,11 @@ class Checkpoints:
                 f"{self._backend.name} holds no checkpoint: the run was stopped before its first "
                 "one; start it again with overwrite=True"
             )
-        faults, has_constants = [], self._document["attributes"].get(_LASTING)
-        slots = self._slots()
+        faults = []
         for number in (self._newest, 1 - self._newest):
-            if slots[number] is None:
+            if (slot := self._slots()[number]) is None:
                 continue
-            name = _archive_of(slots[number], number)
+            name = _archive_of(slot, number)
             try:
                 meta = self._open(name)
                 self.counts, self._newest = self.counts_in(meta), number
@@ -552,20 +519,11 @@ class Checkpoints:
             except DAMAGE as error:
                 faults.append(f"{name}.npz: {error}")
             else:
-                break
-        else:
-            raise StoreFormatError(
-                f"no checkpoint of {self._backend.name} is whole ({'; '.join(faults)}); "
-                "its draws can still be read, but the run cannot be resumed"
-            )
-        try:
-            if has_constants:
-                self._arrays.add(_LASTING)
-        except StoreError:
-            raise
-        except DAMAGE as error:
-            raise damaged(self._backend.name, f"{_LASTING}.npz cannot be read ({error})") from error
-        return self._arrays, meta
+                return self._arrays, meta
+        raise StoreFormatError(
+            f"no checkpoint of {self._backend.name} is whole ({'; '.join(faults)}); its draws can "
+            "still be read, but the run cannot be resumed"
+        )
 
     def _open(self, name: str) -> dict[str, Any]:
         """Open a checkpoint with all of its parts; return its meta."""
@@ -575,6 +533,8 @@ class Checkpoints:
         for part in values.get("parts", ()):
             if self._arrays.add(part)["stamp"] != values["stamp"]:
                 raise ValueError(f"{part}.npz is of another checkpoint")
+        if self._document["attributes"].get(_LASTING):
+            self._arrays.add(_LASTING)
         meta: dict[str, Any] = values["meta"]
         return meta
 
@@ -583,28 +543,9 @@ class Checkpoints:
         self._arrays.close()
 
     def counts_in(self, meta: Mapping[str, Any]) -> Counts:
-        """Return the number of draws per chain in the meta of a checkpoint.
-
-        Raises
-        ------
-        OptionError
-            If it has no valid numbers of draws.
-        """
-        numbers = {
-            "draws": meta.get("draws"),
-            "warmup_draws": meta.get("warmup_draws", self._warmup),
-        }
-        per_chain = []
-        for name, value in numbers.items():
-            counts = np.asarray(value)
-            has_shape = counts.shape in ((), (self._chains,))
-            if not has_shape or counts.dtype.kind not in "iu" or counts.min() < 0:
-                raise OptionError(
-                    f"meta[{name!r}] of a checkpoint must be a number of draws, or one per chain "
-                    f"({self._chains}), got {value!r}"
-                )
-            per_chain.append(tuple(np.broadcast_to(counts, self._chains).tolist()))
-        return Counts(*per_chain)
+        """Return the number of draws per chain in the meta of a checkpoint."""
+        numbers = meta["draws"], meta.get("warmup_draws", self._warmup)
+        return Counts(*(tuple(np.broadcast_to(each, self._chains).tolist()) for each in numbers))
 
 
 def plain(value: Any) -> Any:

@@ -20,14 +20,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, match_labels, refuse_repeated, truth
+from daskfactor.checks import cells_at, match_labels, refuse_repeated, truth
+from daskfactor.data.entries import entries_of
 from daskfactor.data.holdout import find_cells
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
-from daskfactor.results.predict import observed_law, require_noise
+from daskfactor.results.predict import require_noise
 from daskfactor.results.predictive_moments import (
     BLOCK_BYTES,
     blockwise,
@@ -288,7 +288,7 @@ def _request_cells(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> 
     axes = run.axes
     if axes is None:
         run.require_matrix(purpose)
-    model, dispersion = observed_law(run)
+    model, dispersion = run.law
     require_noise(run, model, purpose, uncertainty)
     law = model.likelihood
     law.log_normalizer(np.ones(1), 1.0)  # raises if the likelihood has no density
@@ -327,7 +327,7 @@ def _chosen(run: Run, cells: Any) -> Cells:
         if isinstance(cells, xr.DataArray) and any(at.attrs["levels"] for at in every):
             cells = _stacked_mask(cells, every)
         cells = tuple(cells) if pair else cells
-        places = cell_positions(cells, shape, names, CELLS, (keys_of(every[0]), keys_of(every[1])))
+        places = cells_at(cells, shape, CELLS, names, [*map(keys_of, every)])
         keys = [xr.DataArray(item, dims="cell") for item in places]
         rows, columns = (at.isel({at.dims[0]: key}) for at, key in zip(every, keys, strict=True))
     if rows.size == 0:

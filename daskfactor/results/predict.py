@@ -14,7 +14,6 @@ from scipy import special
 from daskfactor.checks import inner_share, one_of
 from daskfactor.data.labels import Stack
 from daskfactor.errors import OptionError
-from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.results.predictive_moments import (
     draws_of,
@@ -29,14 +28,13 @@ from daskfactor.results.schema import (
     CELL_NAMES,
     COARSE,
     IDENTITY,
-    MOMENTS,
     MONITOR,
     tree_of,
 )
 from daskfactor.results.selection import Cells, paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, describes_run, reads_in_threads
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -265,17 +263,6 @@ def _check_options(interval: float, of: str | None) -> None:
     one_of("of", of, ("observation", "mean", None), "; or leave it out")
 
 
-def observed_law(run: Run) -> tuple[Any, Any]:
-    """Return the model of a run, and its dispersion or those of columns, (J,); NaN if none."""
-    with describes_run():
-        model = model_from_dict(run.document("model"))
-        dispersion: Any = float(run.attrs["dispersion"] if model.has_observations else "nan")
-    moments = run.group(MOMENTS)
-    if "dispersion_mean" in moments:
-        dispersion = moments["dispersion_mean"].values.mean(axis=0)
-    return model, dispersion
-
-
 def require_noise(run: Run, model: Any, purpose: str, uncertainty: Any, other: str = "") -> None:
     """Refuse a run that does not tell the noise of an observation; ``other`` is an alternative.
 
@@ -299,7 +286,7 @@ def require_noise(run: Run, model: Any, purpose: str, uncertainty: Any, other: s
 
 def _model_of(run: Run, of: Of | None, uncertainty: Any) -> tuple[Any, Any, Of]:
     """Return the model of a run, its dispersion(s), and the target of the interval."""
-    model, dispersion = observed_law(run)
+    model, dispersion = run.law
     has_noise = knows_variances(run, uncertainty) and model.has_observations
     if of == "observation":
         require_noise(run, model, "of='observation'", uncertainty, "of='mean'")
@@ -375,8 +362,8 @@ def monitored(
     model, dispersion, of = _model_of(run, of, uncertainty)
     group = run.group(MONITOR).load()
     mean, variance = _pooled(group)
+    cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
     if of == "observation":
-        cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
         (phi,) = compute(_dispersion_of(run, cells, dispersion, uncertainty, mean))
         sd, lower, upper = _observation_interval(mean, variance, phi, model.likelihood, interval)
     else:
@@ -385,7 +372,7 @@ def monitored(
     names = {inner: name for name, inner in CELL_NAMES.items()}
     result = _result(run, ("cell",), (mean, sd, lower, upper), of, interval)
     if run.axes is not None:
-        return result.assign_coords(run.axes.places(group))
+        return result.assign_coords(run.axes.coords(*(at.values for at in cells)))
     return result.assign_coords(
         {
             names.get(str(name), name): coord.variable

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 from daskfactor.data.icechunks import ask, repository_at
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.backends import View, ZarrView, view_of
-from daskfactor.results.files import CHECKPOINT, STATE, taken_over, write_json
+from daskfactor.results.files import CHECKPOINT, STATE, conflict_error, write_json
 from daskfactor.results.zarr_stores import PatientStore
 from daskfactor.urls import unreachable_error
 
@@ -113,7 +113,7 @@ class RepositoryBackend(ZarrView):
         tip = ask(self.name, self._commit, message, uuid.uuid4().hex)
         session = ask(self.name, self._repository.writable_session_async, BRANCH)
         if session.snapshot_id != tip:
-            raise taken_over(self.name)
+            raise conflict_error(self.name)
         self._session, self._forks, self._is_new = session, None, False
         self.store.follow(session.store)
         self._commits += 1
@@ -132,7 +132,7 @@ class RepositoryBackend(ZarrView):
                     return str(tip.id)
                 break
             if isinstance(error, ConflictError):
-                raise taken_over(self.name) from None
+                raise conflict_error(self.name) from None
             raise
 
     def _expire(self, grace: float) -> None:
@@ -174,7 +174,7 @@ class RepositoryBackend(ZarrView):
             # session, with which the forks are merged.
             self._forks = ask(self.name, self._repository.writable_session_async, BRANCH)
             if self._forks.snapshot_id != self._session.snapshot_id:
-                raise taken_over(self.name)
+                raise conflict_error(self.name)
         return PatientStore(self._forks.fork().store, self.name)
 
     def discard_forks(self) -> None:

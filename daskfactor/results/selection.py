@@ -10,7 +10,6 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import first_positions
 from daskfactor.data.labels import is_usable
 from daskfactor.errors import OptionError
 from daskfactor.results.stacks import stacks_of
@@ -167,7 +166,7 @@ def _positions_of_tuples(at: xr.DataArray, key: Any, what: str) -> Any:
     levels, one = at.attrs["levels"], isinstance(key, tuple)
     index = pd.MultiIndex.from_arrays([at[name].values for name in levels])
     keys = [key] if one else list(key)
-    place = first_positions(index.tolist())
+    place = {label: n for n, label in reversed([*enumerate(index.tolist())])}
     unknown = next((label for label in keys if label not in place), None)
     if unknown is not None:
         raise OptionError(

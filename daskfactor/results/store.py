@@ -128,8 +128,7 @@ class RunStore(Sink):
                 write_skeleton(place, spec)
                 checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
                 if state is not None:
-                    checkpoints.write_constants(state[0])
-                    write_json(place.store, MARKER, checkpoints.write({}, state[1]))
+                    write_json(place.store, MARKER, checkpoints.write({}, state[1], state[0]))
                 made = cls(place)
                 made._empty = True
                 if not reservation.replaces:

@@ -19,7 +19,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import cells_of_tensor
-from daskfactor.data.coupled import FACTOR
+from daskfactor.data.labels import FACTOR
 from daskfactor.errors import OptionError
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import MONITOR, WARMUP, factor_dims, tree_of
@@ -94,15 +94,13 @@ def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
         raise OptionError("no cells were selected; pass an array of positions for each axis")
     rows, columns = positions
     fibres, column_at = np.unique(columns, return_inverse=True)
-    at = (rows, *axes.fibres(columns))
-    coords = {name: ("cell", axis_places) for name, axis_places in zip(axes.names, at, strict=True)}
     groups = {
         name: _unfolded(group, axes, fibres) if "H" in group else group
         for name, group in run.groups.items()
     }
     return Chosen(
         Run(tree_of(groups, run.attrs)),
-        xr.DataArray(rows, coords, ("cell",)),
+        xr.DataArray(rows, axes.coords(rows, columns), ("cell",)),
         xr.DataArray(column_at.reshape(-1), dims="cell"),
         grid_axes,
     )

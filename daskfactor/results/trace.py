@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import ModelError, OptionError, StoreFormatError
 from daskfactor.models import model_from_dict
 from daskfactor.results.opening import open_run
-from daskfactor.results.schema import CELL_INDICES, COARSE, SAMPLE_DIMS, factor_dims, tree_of
+from daskfactor.results.schema import COARSE, MOMENTS, SAMPLE_DIMS, factor_dims, tree_of
 from daskfactor.results.stacks import plain
 
 Array = NDArray[Any]
@@ -189,13 +189,10 @@ class Axes(NamedTuple):
         sizes, starts = tuple(b - a for a, b in spans), tuple(a for a, _ in spans)
         return cls(tuple(factors), sizes, starts, labels)
 
-    def places(self, monitored: xr.Dataset) -> dict[str, Any]:
-        """Return the positions of monitored cells along each axis, as coordinates."""
-        rows, columns = (monitored[name].values for name in CELL_INDICES)
-        at = (rows, *self.fibres(columns))
-        return {
-            name: ("cell", axis_places) for name, axis_places in zip(self.names, at, strict=True)
-        }
+    def coords(self, rows: Array, columns: NDArray[np.int64]) -> dict[str, Any]:
+        """Return positions along each axis, as coordinates, from cells of the first unfolding."""
+        at = zip(self.names, (rows, *self.fibres(columns)), strict=True)
+        return {name: ("cell", positions) for name, positions in at}
 
     def columns(self, cells: xr.DataArray) -> NDArray[np.int64]:
         """Return columns of the first unfolding from positions along each axis."""
@@ -281,6 +278,23 @@ class Run:
             return model_from_dict(self.document("model"))
         except (ModelError, TypeError, ValueError):
             return None
+
+    @cached_property
+    def law(self) -> tuple[Any, Any]:
+        """Model, and the dispersion of observations or those of columns, (J,); NaN if none.
+
+        Raises
+        ------
+        StoreFormatError
+            If the run does not record them.
+        """
+        with describes_run():
+            model = model_from_dict(self.document("model"))
+            dispersion: Any = float(self.attrs["dispersion"] if model.has_observations else "nan")
+        moments = self.group(MOMENTS)
+        if "dispersion_mean" in moments:
+            dispersion = moments["dispersion_mean"].values.mean(axis=0)
+        return model, dispersion
 
     @cached_property
     def axes(self) -> Axes | None:

@@ -8,6 +8,7 @@ are written elsewhere and renamed.
 import asyncio
 import contextlib
 import io
+import json
 import re
 import uuid
 from collections.abc import Callable, Collection, Sequence
@@ -30,8 +31,6 @@ from daskfactor.results.files import (
     atomic_replace,
     damaged,
     flush_path,
-    read_json,
-    replace_file,
     scratch_folder,
 )
 from daskfactor.results.schema import MOMENTS, MONITOR
@@ -84,8 +83,8 @@ class DurableStore(LocalStore):
         self.root, self._staging = root, scratch_folder(root)
 
     def write_new(self, name: str, write: Callable[[Any], object]) -> None:
-        """Write an archive, atomically and durably; ``write`` receives the open file."""
-        replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._staging)
+        """Write an archive, atomically; ``write`` receives the open file."""
+        self._write(scratch_folder(self.root) / f"{name}.npz", write)
 
     def open_archive(self, name: str) -> IO[bytes]:
         """Open an archive for reading."""
@@ -102,8 +101,11 @@ class DurableStore(LocalStore):
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write a value, atomically."""
         path = self.root / layered_keys(key, self.layers)[0]
+        self._write(path, lambda file: file.write(value.as_numpy_array()))
+
+    def _write(self, path: Path, write: Callable[[Any], object]) -> None:
         with atomic_replace(path, self._staging) as file:
-            file.write(value.as_numpy_array())
+            write(file)
         self._unflushed.add(path)
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
@@ -225,7 +227,7 @@ class CheckedStore(WrapperStore[Any]):
         with contextlib.suppress(FileNotFoundError):
             stat = root.stat()
             if self._seen != (stat.st_ino, stat.st_mtime_ns):
-                if read_json(root)["attributes"].get("trace_id") != self._run:
+                if json.loads(root.read_bytes())["attributes"].get("trace_id") != self._run:
                     raise StoreError(
                         f"another run has taken the place of this one at {self.where}, so that its "
                         "draws are gone; open it again, or run anew"
@@ -271,14 +273,11 @@ class PatientStore(WrapperStore[Any]):
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a value."""
-        await self._ask(self._store.set, key, value)
+        await retry_async(partial(self._store.set, key, value), self.name)
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove all keys with a prefix."""
-        await self._ask(self._store.delete_dir, prefix)
-
-    async def _ask(self, function: Any, *args: Any) -> Any:
-        return await retry_async(partial(function, *args), self.name)
+        await retry_async(partial(self._store.delete_dir, prefix), self.name)
 
     def flush(self) -> None:
         """Do nothing: objects are durable once they are sent."""
@@ -297,25 +296,27 @@ class PatientStore(WrapperStore[Any]):
                 overwrite=True,
             )
 
-        with ArrayFile(create=create) as file:
+        with ArrayWriter(create) as file:
             write(file)
 
     def open_archive(self, name: str) -> IO[bytes]:
         """Open an archive for reading."""
         array = zarr.open_array(self, path=f"{CHECKPOINT}/{name}", mode="r+")
-        return io.BufferedReader(ArrayFile(array), PIECE)
+        return io.BufferedReader(ArrayReader(array), PIECE)
 
 
-class ArrayFile(io.RawIOBase):
-    """File interface to an array of bytes: for sequential writing or random reading."""
+class ArrayWriter(io.RawIOBase):
+    """File that is written from its beginning to its end, as an array of bytes.
 
-    def __init__(self, array: Any = None, create: Callable[[int], Any] | None = None) -> None:
-        self._array, self._create, self._is_writable = array, create, create is not None
-        self._pending, self._end = bytearray(), 0 if array is None else int(array.shape[0])
-        self._position, self._number, self._piece = 0, -1, np.empty(0, np.uint8)
+    ``create`` returns the empty array; it receives the number of bytes of the first piece.
+    """
+
+    def __init__(self, create: Callable[[int], Any]) -> None:
+        self._create, self._pending = create, bytearray()
+        self._array: Any = None
 
     def writable(self) -> bool:
-        return self._is_writable
+        return True
 
     def write(self, data: Any) -> int:
         """Append bytes, which are sent in several pieces at once."""
@@ -325,11 +326,8 @@ class ArrayFile(io.RawIOBase):
         return memoryview(data).nbytes
 
     def _send(self, size: int) -> None:
-        if self._create is not None:
-            self._array, self._create = self._create(size), None
-        self._array.resize((self._end + size,))
-        self._array[self._end : self._end + size] = np.frombuffer(self._pending[:size], np.uint8)
-        self._end += size
+        self._array = self._create(size) if self._array is None else self._array
+        self._array.append(np.frombuffer(self._pending[:size], np.uint8))
         del self._pending[:size]
 
     def __exit__(self, kind: Any, *error: object) -> None:
@@ -338,30 +336,28 @@ class ArrayFile(io.RawIOBase):
             self._send(len(self._pending))
         self.close()
 
+
+class ArrayReader(io.RawIOBase):
+    """Array of bytes as a file for reading."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self._position = array, 0
+
     def readable(self) -> bool:
-        return not self._is_writable
+        return True
 
     def seekable(self) -> bool:
-        return not self._is_writable
+        return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if self._is_writable:
-            raise io.UnsupportedOperation("it is written from its beginning to its end")
-        self._position = offset + (0, self._position, self._end)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        if self._is_writable:
-            raise io.UnsupportedOperation("it is written from its beginning to its end")
+        self._position = offset + (0, self._position, int(self._array.shape[0]))[whence]
         return self._position
 
     def readinto(self, out: Any) -> int:
-        """Read up to the end of the current piece, which is fetched once."""
-        number, start = divmod(self._position, PIECE)
-        if number != self._number:
-            self._piece = np.asarray(self._array[number * PIECE : (number + 1) * PIECE])
-            self._number = number
-        data = self._piece[start : start + len(out)]
-        out[: len(data)] = data.tobytes()
+        """Read up to the end of a chunk, so that a buffer fetches each chunk once."""
+        size = self._array.chunks[0]
+        stop = min(self._position + len(out), (self._position // size + 1) * size)
+        data = np.asarray(self._array[self._position : stop]).tobytes()
+        out[: len(data)] = data
         self._position += len(data)
         return len(data)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
 import numpy as np
 import xarray as xr
@@ -375,7 +375,8 @@ class ParticleRun(RunLoop):
     def __init__(self, job: ParticleJob, sink: Sink) -> None:
         super().__init__(job.posterior.executor, None if sink.checkpoints is None else sink)
         self.job, self.sink, self.count = job, sink, job.options.particles
-        self.done, self.state, self._first = 0, Values(), cast("Pair | None", None)
+        self.done, self.state = 0, Values()
+        self._first: Pair | None = None
 
     @property
     def finished(self) -> bool:
@@ -410,8 +411,8 @@ class ParticleRun(RunLoop):
     def _segment(self) -> None:
         before = self.done
         super()._segment()
-        for number in range(before, self.done):
-            self._report(number + 1)
+        if self.done > before:
+            self._report(self.done)
 
     def _report(self, done: float) -> None:
         self.job.on_event(RunEvent("particles", done, self.count))

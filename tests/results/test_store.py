@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import shutil
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -220,13 +221,41 @@ def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
 
 
 def test_checkpoints_that_cannot_be_kept_are_refused(path):
-    bad = [({}, {}), *(({}, {"draws": draws}) for draws in (-1, [1], 2.5, DRAWS + 1))]
+    bad = [({}, {"draws": DRAWS + 1})]
     bad += [({"a": np.array([one])}, {"draws": 0}) for one in (None, "text")]
     with create_store(path, make_spec()) as store:
         for arrays, meta in bad:
             refused(OptionError, None, store.checkpoint, arrays, meta)
             assert store.committed.draws == (0, 0)
             refused(StoreFormatError, "holds no checkpoint", store.load_checkpoint)
+
+
+def test_archives_and_chunks_are_on_the_disk_before_the_marker_names_them(path, monkeypatch):
+    """A power failure at the replacement of the marker leaves nothing that it names unwritten."""
+    flushed, marked, replace, fsync = set(), [], Path.replace, os.fsync
+
+    def note(handle):
+        fsync(handle)
+        flushed.add(os.fstat(handle).st_ino)
+
+    def follow(self, target):
+        if target == path / "checkpoint" / "zarr.json":
+            document = json.loads(self.read_bytes())["attributes"]
+            slot, state = document["slots"][document["newest"]], path / "checkpoint/state"
+            named = [state / f"{slot['archive']}.npz", *(state / document["moments"]).iterdir()]
+            chunks = [file for file in (path / "posterior").glob("[WH]/c/**/*") if file.is_file()]
+            for file in (self, *named, *chunks):
+                marked.append(file)
+                assert file.stat().st_ino in flushed, file
+            assert {state.stat().st_ino, (state / document["moments"]).stat().st_ino} <= flushed
+        return replace(self, target)
+
+    with create_store(path, make_spec()) as store:
+        monkeypatch.setattr(os, "fsync", note)
+        monkeypatch.setattr(Path, "replace", follow)
+        fill(store, make_spec(), draws=3)
+        fill(store, make_spec())
+    assert len(marked) > 30
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -257,6 +286,7 @@ def test_moments_are_of_one_checkpoint_whenever_the_writer_is_killed(path, befor
             assert_array_equal(found["monitor"]["mean"][chain], W[0, :3, 0])
         turns.append(turn)
     assert set(turns) == {1, 2}
+    assert_array_equal(open_run(f"file://{path}")["monitor"]["mean"], found["monitor"]["mean"])
     with RunStore.open(path) as store:
         store.finish({})
     assert_array_equal(plain(path)["posterior_moments"]["W_mean"][1], factors(0, 2, 1)[0][0])
@@ -508,6 +538,25 @@ def test_one_writer_at_a_time(path):
     pipe.send("enough")
     process.join()
     assert process.exitcode == 0
+
+
+def test_without_locks_the_first_commit_wins_and_the_other_harms_nobody(path, monkeypatch):
+    """On a file system without locks, as some network ones."""
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    match = r"run\.zarr: another process has taken this run over"
+    with create_store(path, make_spec()) as first:
+        fill(first, make_spec(), draws=2)
+        with RunStore.open(path) as second:
+            fill(second, make_spec(), draws=4)
+            first.write_draws(0, 2, *factors(0, 2, 1))
+            refused(StoreError, match, first.checkpoint, {}, {"draws": 3})
+            refused(StoreError, match, first.extend, np.arange(DRAWS + 1))
+            fill(second, make_spec(), draws=5)
+    found = open_run(path)
+    assert_array_equal(found["posterior"]["W"][1], factors(1, 0, 5)[0])
+    assert_array_equal(found["posterior_moments"]["W_mean"][1], runs.moments(1)["W_mean"])
+    with RunStore.open(path) as store:
+        assert (store.committed.draws, store.draws) == ((5, 5), DRAWS)
 
 
 def test_a_run_of_one_draw_without_extras(path):
