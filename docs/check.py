@@ -82,7 +82,7 @@ def check(root: Path) -> list[str]:
 
 
 def target(root: Path, page: Path, link: str) -> Path:
-    """The file that a link of a page means."""
+    """Return the file that a link of a page points to."""
     path = unquote(urlsplit(link).path)
     place = root / path.lstrip("/") if path.startswith("/") else page.parent / path
     place = place.resolve() if path else page
@@ -90,7 +90,7 @@ def target(root: Path, page: Path, link: str) -> Path:
 
 
 def broken(root: Path, page: Path, link: str, pages: dict[Path, Page]) -> str:
-    """What is wrong with a link, or nothing."""
+    """Describe what is wrong with a link; the empty text if nothing is."""
     if re.match(r"\s*(\w+:|//)", link):
         return ""
     place, anchor = target(root, page, link), unquote(urlsplit(link).fragment)

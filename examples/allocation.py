@@ -62,7 +62,7 @@ def toy(ranks: Sequence[int]) -> Toy:
 
 
 def tensor(seed: int) -> Any:
-    """Counts of a tensor of three components, with tables that are neither flat nor spiky."""
+    """Return counts of a tensor of three components, with tables neither flat nor spiky."""
     model = dfac.AllocationModel.cp(
         TRUE_RANK, concentration={"r": 10.0, "i": 0.3, "j": 0.3, "k": 0.3}
     )
@@ -108,7 +108,7 @@ def seconds_by_size(sizes: Sequence[int], total: int) -> dict[str, Array]:
 
 
 def chosen(values: Array, ranks: Sequence[int]) -> Array:
-    """The rank of the largest value in each row."""
+    """Return the rank of the largest value in each row."""
     return np.asarray(ranks)[values.argmax(axis=1)]
 
 

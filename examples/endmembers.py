@@ -75,7 +75,7 @@ def synthetic(side: int, bands: int = 80, noise: float = 0.05, seed: int = 0) ->
 
 
 def scene_of_file(path: str) -> Scene:
-    """An image that somebody has."""
+    """Read an image from a file."""
     with np.load(path) as file:
         cube = file["cube"].astype(np.float64)
         endmembers = file["endmembers"].astype(np.float64) if "endmembers" in file else None
@@ -155,7 +155,7 @@ def titles(scene: Scene, components: int) -> list[str]:
 
 
 def tell(scene: Scene, found: Unmixed) -> None:
-    """A line for every material, and what the fit can and cannot tell."""
+    """Print a line for every material, and the limits of the fit."""
     weight, count = found.weight, len(found.weight)
     names = titles(scene, found.spectra.shape[2])
     mean, _ = mean_and_sd(found.spectra, weight)

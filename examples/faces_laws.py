@@ -35,7 +35,7 @@ BLOCKS = 8
 
 
 def faces(people: int, shrink: int) -> Images:
-    """The pictures of the first people, with each side made ``shrink`` times shorter."""
+    """Return the pictures of the first people, with each side ``shrink`` times shorter."""
     images = load_faces()
     height, width = (side // shrink for side in images.shape)
     stack = images.truth.T.reshape(-1, *images.shape)[: 10 * people]
@@ -49,7 +49,7 @@ def faces(people: int, shrink: int) -> Images:
 
 
 def model_of(beta: float, settings: argparse.Namespace) -> dfac.TweedieNMF:
-    """The law; the paper fixes dispersion and rates, by default they are estimated."""
+    """Return the model; the paper fixes dispersion and rates, by default they are estimated."""
     fixed = {"dispersion": 1.0, "rate_w": 2e-4, "rate_h": 2e-4} if settings.papers_step else {}
     return dfac.TweedieNMF(settings.components, beta=beta, **fixed)
 
@@ -57,7 +57,7 @@ def model_of(beta: float, settings: argparse.Namespace) -> dfac.TweedieNMF:
 def restore(
     observed: xr.DataArray, beta: float, name: str, settings: argparse.Namespace
 ) -> tuple[Array, xr.Dataset]:
-    """The pictures with what is missing put in, and the predictions it comes from."""
+    """Return the pictures with missing pixels filled in, and the predictions of these."""
     options = {}
     if settings.papers_step:
         options = {"step": PAPERS_STEP[beta], "preconditioner": "identity", "warm_start": 0}

@@ -30,7 +30,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def pairs_of_words() -> xr.DataArray:
-    """Counts of adjacent letters in the words of the language reference."""
+    """Count adjacent letters in the words of the language reference."""
     from pydoc_data.topics import topics
 
     counts = np.zeros((26, 26), np.int64)
@@ -41,14 +41,14 @@ def pairs_of_words() -> xr.DataArray:
 
 
 def pairs_of_file(path: str) -> xr.DataArray:
-    """Counts of adjacent letters that somebody has made."""
+    """Read counts of adjacent letters from a file."""
     with np.load(path) as file:
         letters = [str(letter) for letter in file["letters"]] if "letters" in file else LETTERS
         return labelled(file["counts"].astype(np.int64), list(letters))
 
 
 def labelled(counts: NDArray[np.int64], letters: list[str]) -> xr.DataArray:
-    """Counts under the names of their letters."""
+    """Label counts with their letters."""
     return xr.DataArray(counts, {"first": letters, "second": letters}, ("first", "second"))
 
 
@@ -119,7 +119,7 @@ def tell(X: xr.DataArray, ranks: Sequence[int], found: dict[str, Any]) -> None:
 
 
 def picture(path: str, X: xr.DataArray, ranks: Sequence[int], found: dict[str, Any]) -> None:
-    """The counts, and the evidences of both models."""
+    """Plot the counts, and the evidences of both models."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")

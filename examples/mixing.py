@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 
 def made_up(law: str, rows: int, components: int) -> Array:
-    """A square matrix from the model, dispersion 1."""
+    """Simulate a square matrix from the model with dispersion 1."""
     rng = np.random.default_rng(rows)
     W = rng.exponential(1 / RATE, (rows, components))
     mean = W @ rng.exponential(1 / RATE, (components, rows))
@@ -89,7 +89,7 @@ def made_up(law: str, rows: int, components: int) -> Array:
 def timed(
     V: Array, model: dfac.TweedieNMF, sampler: object, draws: int, tune: int
 ) -> tuple[xr.DataTree, float]:
-    """A run, and the CPU seconds of its draws; what comes before them is not counted."""
+    """Return a run and the CPU seconds of its draws, without warm-up."""
     begun = ended = 0.0
 
     def listen(event: dfac.RunEvent) -> None:

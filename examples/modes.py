@@ -80,7 +80,7 @@ class Point(NamedTuple):
 
 
 def load(settings: argparse.Namespace) -> tuple[str, Any]:
-    """The name and the matrix of the data, some of it hidden if that is asked for."""
+    """Return name and matrix of the data, with some cells hidden if requested."""
     if settings.cube:
         with np.load(settings.cube) as file:
             cube = file["cube"].astype(np.float32)
@@ -99,7 +99,7 @@ def load(settings: argparse.Namespace) -> tuple[str, Any]:
 
 
 def matrix_of_file(path: str) -> Any:
-    """A matrix that somebody has made, dense or of compressed rows."""
+    """Read a matrix from a file, dense or of compressed rows."""
     with np.load(path) as file:
         if not {"data", "indices", "indptr", "shape"} <= set(file):
             return file[next(iter(file))].astype(np.float32)
@@ -379,7 +379,7 @@ def draw_objectives(ax: Any, found: Mapping[str, Set]) -> None:
 
 
 def similarity(tree: xr.DataTree, settings: argparse.Namespace) -> Array:
-    """The kernel of all pairs of particles, 0 to 1, components in the Stein matrix's order."""
+    """Return the kernel of all pairs of particles, components in the Stein matrix's order."""
     apart = (
         pairwise_distances(tree, factor, aligned=False, metric="euclidean").values
         for factor in ("W", "H")
@@ -391,7 +391,7 @@ def similarity(tree: xr.DataTree, settings: argparse.Namespace) -> Array:
 
 
 def draw_diversity(figure: Any, found: Mapping[str, Set], settings: argparse.Namespace) -> None:
-    """A column for a method, a row for a measure; dark is alike, one scale for a row."""
+    """Draw a column for each method and a row for each measure; dark means similar."""
     tables: dict[str, list[Array]] = {"kernel": [], "angle W": [], "angle H": []}
     for one in found.values():
         angles = [pairwise_distances(one.tree, factor).values for factor in ("W", "H")]
@@ -421,7 +421,7 @@ def draw_diversity(figure: Any, found: Mapping[str, Set], settings: argparse.Nam
 
 
 def alike(distances: Array) -> NDArray[np.integer]:
-    """An order in which neighbours are alike."""
+    """Return an order in which neighbours are similar."""
     if len(distances) < 3:
         return np.arange(len(distances))
     return leaves_list(linkage(distances[np.triu_indices(len(distances), 1)], "average"))

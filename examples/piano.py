@@ -47,7 +47,7 @@ def made_up(seconds: float, rate: int = 22_050, seed: int = 0) -> Sound:
 
 
 def read(path: str) -> Sound:
-    """A wav file as one channel of about unit size."""
+    """Read a wav file as one channel of about unit size."""
     rate, sound = wavfile.read(path)
     full = np.iinfo(sound.dtype).max if np.issubdtype(sound.dtype, np.integer) else 1
     return rate, sound.reshape(len(sound), -1).mean(axis=1) / full
@@ -85,7 +85,7 @@ def run(
 
 
 def pitch(hertz: float) -> str:
-    """The nearest note of the keyboard; A4 has 440 Hz."""
+    """Return the nearest note of the keyboard; A4 has 440 Hz."""
     if hertz < 27:
         return "below the keyboard"
     note = round(12 * np.log2(hertz / 440)) + 57
@@ -155,7 +155,7 @@ def main() -> None:
 def draw(
     V: xr.DataArray, found: dict[str, xr.DataTree], order: NDArray[np.int64], path: str
 ) -> None:
-    """The spectrum above three dictionaries, lowest note first."""
+    """Plot the spectrum above three dictionaries, lowest note first."""
     import matplotlib.pyplot as plt
 
     hz = V["frequency"].values

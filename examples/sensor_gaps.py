@@ -19,7 +19,7 @@ import daskfactor as dfac
 
 
 def record(weeks: int, seed: int = 0) -> tuple[xr.DataArray, xr.DataArray]:
-    """A complete record and the same with gaps, (time, sensor), in degrees."""
+    """Simulate a record (time, sensor) in degrees; return it complete and with gaps."""
     rng = np.random.default_rng(seed)
     hours = np.arange(weeks * 7 * 24)
     patterns = np.stack(

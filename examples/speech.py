@@ -39,7 +39,7 @@ Sound = NDArray[np.float64]
 
 
 def read(path: str, rate: int) -> Sound:
-    """A wav file as one channel, at another rate if need be, with variance 1."""
+    """Read a wav file as one channel with variance 1, resampled if need be."""
     own, sound = wavfile.read(path)
     mono = sound.reshape(len(sound), -1).mean(axis=1)
     return normalized(signal.resample_poly(mono, rate, own) if own != rate else mono)
@@ -68,7 +68,7 @@ def speech_like(rng: np.random.Generator, seconds: float, rate: int) -> Sound:
 
 
 def noise_like(rng: np.random.Generator, seconds: float, rate: int) -> Sound:
-    """A rumble, and hiss that swells a few times a second."""
+    """Simulate a rumble, and hiss that swells a few times a second."""
     white = rng.normal(size=(2, int(seconds * rate)))
     rumble = signal.lfilter(*signal.butter(2, 300, fs=rate), white[0])
     hiss = signal.lfilter(*signal.butter(2, [1000, 3000], "bandpass", fs=rate), white[1])
@@ -82,12 +82,12 @@ def transform(sound: Sound) -> NDArray[np.complex128]:
 
 
 def poisson(components: int, **fixed: object) -> dfac.TweedieNMF:
-    """The law of counts; everything else is left to the defaults."""
+    """Return a Poisson model with defaults for everything else."""
     return dfac.TweedieNMF(components, beta=1.0, dispersion=1.0, **fixed)
 
 
 def fit(V: NDArray[np.float64], law: dfac.TweedieNMF) -> xr.Dataset:
-    """A point estimate, by the EM updates of the paper."""
+    """Return a point estimate by the EM updates of the paper."""
     method = dfac.MultiplicativeUpdates(max_iter=100)
     return dfac.optimize(V, law, method, random_seed=0, progressbar=False)
 

@@ -58,7 +58,7 @@ def documents_of_python() -> Documents:
 
 
 def documents_of_file(path: str) -> Documents:
-    """A matrix that somebody has made; words that most documents have are left out."""
+    """Read a matrix from a file, without the words that most documents have."""
     with np.load(path) as file:
         parts = (file["data"].astype(np.int64), file["indices"].astype(np.int64))
         counts = sparse.csr_array((*parts, file["indptr"].astype(np.int64)), tuple(file["shape"]))
@@ -80,7 +80,7 @@ def estimates(X: Any, topics: Sequence[int], method: Any) -> list[dfac.Evidence]
 
 
 def top_words(one: dfac.Evidence, words: NDArray[np.str_], count: int) -> list[dict[str, float]]:
-    """The likeliest words of every topic with their probabilities, the largest topic first."""
+    """Return the likeliest words of every topic with their probabilities, largest topic first."""
     table = one.trace["table_w"].transpose("r", "w").values
     weight = one.trace["table_r"].transpose("d", "r").values.mean(axis=0)
     return [
@@ -116,7 +116,7 @@ def tell(
 def picture(
     path: str, documents: Documents, topics: Sequence[int], bounds: list[dfac.Evidence], best: int
 ) -> None:
-    """The bound over the number of topics, and the words of the largest ones."""
+    """Plot the bound over the number of topics, and the words of the largest ones."""
     import matplotlib.pyplot as plt
 
     shown = top_words(bounds[best], documents.words, 10)[:6]

@@ -124,7 +124,7 @@ def tell_shares(trace: xr.DataTree) -> xr.DataArray:
 
 
 def ends(shares: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-    """Ends of the central 90 % of the draws."""
+    """Return the ends of the central 90 % of the draws."""
     found = shares.quantile([0.05, 0.95], "sample")
     return found[0], found[1]
 

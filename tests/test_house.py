@@ -91,6 +91,15 @@ def test_no_modules_import_each_other_in_a_circle():
     assert [own for own in circles(typed) if own not in FOR_TYPES] == []
 
 
+def test_the_core_does_not_import_features():
+    core = {name for name in MODULES if name.startswith(("daskfactor.data", "daskfactor.results"))}
+    features = "daskfactor.recommender", "daskfactor.stein"
+    assert {own.startswith(features) for own in MODULES} == {True, False}
+    for name in core:
+        loaded = imports_of(parsed(MODULES[name]), types=True)
+        assert not [other for other in loaded if other.startswith(features)], name
+
+
 def models():
     """Names of the classes of models."""
     return {

@@ -26,7 +26,8 @@ from daskfactor.data.bands import band_of
 from daskfactor.data.blocks import BlockedData, as_scipy, filled
 from daskfactor.data.grid import Bands, Block, Grid, default_blocks, inverse
 from daskfactor.data.labels import SIDES, JointLabels, Labels, stacked_labels
-from daskfactor.data.sources import as_blocks, checked_options, stores_all
+from daskfactor.data.opening import open_source
+from daskfactor.data.sources import as_blocks, checked_options
 from daskfactor.data.sparse import block_of
 from daskfactor.data.statistics import DataInfo, Layout, SourceInfo, StatisticsBuilder
 from daskfactor.data.storage import Storage, block_bytes
@@ -220,7 +221,7 @@ def _meaning(name: str, V: Any, unstored: str | Mapping[str, str | None] | None)
         return unstored.get(name)
     if isinstance(V, BlockedData):
         return None
-    return None if unstored == "missing" and stores_all(V) else unstored
+    return None if unstored == "missing" and not open_source(V).is_sparse else unstored
 
 
 # -- the grid -------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 """Stored entries of arrays of any kind, with any number of axes, by their positions."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import decoded, decoder, unstored_of_fill, zarr_array
+from daskfactor.data.adapters import decoded, decoder, unstored_of_fill
 from daskfactor.data.long_tables import is_frame
+from daskfactor.data.opening import load
 from daskfactor.data.statistics import check_dtype
 from daskfactor.errors import DataError, OptionError
 
@@ -34,6 +35,8 @@ class Entries(NamedTuple):
 
 def entries_of(V: Any, unstored: str | None) -> Entries:
     """Return the stored entries of an array of any kind."""
+    if isinstance(V, str | PathLike):
+        V = load(V)
     if is_frame(V):
         raise DataError(
             "a table is no tensor: make one of its keys and values, for example by "
@@ -44,8 +47,6 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
         entries, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
         labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
         return entries._replace(names=dims, labels=labels)
-    if isinstance(V, str | Path):
-        V = np.load(V, mmap_mode="r") if str(V).endswith(".npy") else zarr_array(str(V))[0]
     if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
         from dask.array import from_array
 

@@ -235,11 +235,6 @@ def _storage(grid: Grid, options: LoadOptions, entries: int) -> Storage:
     return Storage(grid, options.unstored, file=None if fits else ArrayFile())
 
 
-def _typed(learnt: NDArray[Any], like: NDArray[Any] | None) -> NDArray[Any]:
-    """Return collected text labels in the dtype of the source."""
-    return learnt if like is None else learnt.astype(like.dtype)
-
-
 def _layout(
     shape: tuple[int, int],
     source: Source,
@@ -323,10 +318,8 @@ class SparseLoader:
             raise DataError(f"{source.where} has no entries; at least one is needed")
         self.labels = labels = source.labels
         if rows is not None:
-            rows = _typed(rows, labels.row_coords.get(labels.row_dim))
             self.labels = replace(self.labels, row_coords={labels.row_dim: rows})
         if cols is not None:
-            cols = _typed(cols, labels.col_coords.get(labels.col_dim))
             self.labels = replace(self.labels, col_coords={labels.col_dim: cols})
         counts = [row_counts, col_counts]
         self.grid, self.layout = _layout(size, source, options, self.entries, counts)

@@ -20,9 +20,9 @@ from daskfactor.checks import nearly_same, warn
 from daskfactor.data.adapters import (
     Source,
     decoded,
+    from_matrix,
     from_xarray,
     is_pydata_sparse,
-    open_source,
 )
 from daskfactor.data.labels import NAMED, Labels, Stack, cf_attrs, free_name, storable
 from daskfactor.data.loading import read_budget, reading_errors
@@ -224,7 +224,7 @@ def open_array(array: Any, rows: Dims = None, columns: Dims = None) -> Source:
         data = array.transpose(*row_dims, *col_dims).data.reshape(
             tuple(side.size for side in sides)
         )
-        source = open_source(data)
+        source = from_matrix(data)
         info = replace(source.info, kind="xarray")
         return replace(source, info=info, labels=labels_of(array, *sides))
     return Stacking(array, sides[0], sides[1]).source()

@@ -33,7 +33,7 @@ R = TypeVar("R")
 OnDone = Callable[[int], None]
 """Callback that receives the number of operations done so far."""
 ProgressReporter = Callable[..., None]
-"""Callback of tasks: receives the kind of an event, the rank of its sender, and operations done."""
+"""Callback of tasks: receives the rank or name of the sender, and its operations done."""
 _local = threading.local()
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,11 @@ from typing import Any
 
 import dask
 import numpy as np
+from dask.base import annotate
 from dask.utils import format_bytes
 from distributed import Client, KilledWorker, get_worker, secede
 from distributed.comm.core import CommClosedError
+from distributed.diagnostics.plugin import SchedulerPlugin
 from numpy.typing import NDArray
 
 from daskfactor.data import blocks
@@ -74,6 +76,8 @@ LOSSES = (
 )
 """Errors after which a segment is repeated."""
 
+MARK = "daskfactor"
+"""Annotation of tasks that are cancelled when their only worker goes."""
 POLL = 0.2
 """Seconds between checks of futures that have not called back."""
 CACHE_SHARE = 0.4
@@ -95,8 +99,6 @@ class Patience:
         reading.
     workers
         Limit for the first worker to connect.
-    grace
-        Time after a failure for other workers to report their errors.
     losses
         Number of consecutive losses after which a segment is not repeated any more.
     """
@@ -104,55 +106,53 @@ class Patience:
     start: float = 120.0
     stall: float = 1800.0
     workers: float = 60.0
-    grace: float = 30.0
     losses: int = 10
 
 
 @dataclass
 class Attempt:
-    """One attempt at a segment, updated by the events of its workers.
+    """One attempt at a segment: the operations that its tasks have reported, by sender.
 
-    The rank of a worker is its index in ``members``; without members any worker may take part.
     ``what`` names the units of work for messages.
     """
 
-    key: tuple[str, int]
     what: str = "block"
-    members: tuple[str, ...] = ()
-    started: set[int] = field(default_factory=set)
-    ended: set[int] = field(default_factory=set)
     done: dict[Any, int] = field(default_factory=dict)
-    lost: bool = False
     finished: int = 0
     quiet: WaitTimer = field(default_factory=WaitTimer)
 
-    def on_event(self, message: Mapping[str, Any]) -> None:
-        """Update the attempt by the event of a worker."""
-        rank = message["rank"]
-        self.quiet.restart()
-        match message["kind"]:
-            case "started":
-                self.lost |= rank in self.started  # the worker was restarted
-                self.started.add(rank)
-            case "ended":
-                self.ended.add(rank)
-            case "progress":
-                self.done[rank] = message["done"]
-            case "lost":
-                self.lost = True
+
+def report_progress(topic: str, run_id: str, sender: Any, done: int) -> None:
+    """Send the number of operations done from a worker to the client, without waiting."""
+    get_worker().log_event(topic, {"run_id": run_id, "sender": sender, "done": done})
 
 
-def report_progress(
-    topic: str,
-    attempt: tuple[str, int],
-    kind: str,
-    rank: Any = None,
-    done: int = 0,
-    worker: Any = None,
-) -> None:
-    """Send an event of an attempt from a worker to the client, without waiting."""
-    message = {"attempt": attempt, "kind": kind, "rank": rank, "done": done}
-    (worker or get_worker()).log_event(topic, message)
+def loss_plugin() -> Any:
+    """Return a scheduler plugin that cancels marked tasks whose only worker has gone.
+
+    The client then gives the attempt up on all workers. A class made in a function is pickled by
+    value, so that the scheduler does not need daskfactor.
+    """
+    mark = MARK
+
+    class CancelStranded(SchedulerPlugin):
+        name, idempotent = "daskfactor-losses", True
+
+        def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+            self.cancel(scheduler)
+
+        def update_graph(self, scheduler: Any, **_: Any) -> None:
+            scheduler.loop.add_callback(self.cancel, scheduler)  # once the tasks are assigned
+
+        def cancel(self, scheduler: Any) -> None:
+            """Tell clients that tasks are cancelled which no worker may run."""
+            for task in list(scheduler.unrunnable):
+                workers = task.worker_restrictions
+                if workers and workers.isdisjoint(scheduler.workers) and mark in task.annotations:
+                    message = {"reason": "lost-worker", "msg": f"lost worker {', '.join(workers)}"}
+                    scheduler.report({"op": "cancelled-keys", "keys": [task.key], **message}, task)
+
+    return CancelStranded()
 
 
 def _budget() -> int | None:
@@ -203,10 +203,9 @@ class ClusterExecutor(Executor):
         self.patience = patience or Patience()
         self.topic = f"daskfactor-{uuid.uuid4().hex}"
         self._only = None if workers is None else frozenset(workers)
-        self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._ready: set[str] = set()
         self._registered, self._recheck_workers = False, False
-        self._unended: list[Attempt] = []
         self.max_losses = self.patience.losses
         self.state_client = WorkerStateClient(self)
         self._write_access: dict[Path, dict[str, bool]] = {}
@@ -269,6 +268,7 @@ class ClusterExecutor(Executor):
         recheck, self._recheck_workers = self._recheck_workers, False
         if recheck or not self._registered:  # a restarted scheduler has lost the plugin
             self.client.register_plugin(RingWorkerPlugin())
+            self.client.register_plugin(loss_plugin())
             self._registered = True
         waited = WaitTimer()
         while True:
@@ -361,33 +361,30 @@ class ClusterExecutor(Executor):
     def _run(self, work: Work, state: ChainState) -> ChainState:
         after: ChainState
         if isinstance(state, RemoteState):
-            with self._as_state_lost(), self._attempting(uuid.uuid4().hex, 0) as attempt:
-                after = self._segment(work, state, attempt)
+            with self._as_state_lost():
+                after = self._segment(work, state)
         else:
 
-            def run_segment(attempt: Attempt) -> ChainState:
-                return self._segment(
-                    work, self._distribute(state.without_records()), attempt
-                ).local()
+            def run_segment() -> ChainState:
+                return self._segment(work, self._distribute(state.without_records())).local()
 
             after = state.prepend_records(self.retry_segment(run_segment))
         work.on_done(sum(len(part.ops) for part in work.plan))
         return after
 
     @abstractmethod
-    def _segment(self, work: Work, state: RemoteState, attempt: Attempt) -> RemoteState:
+    def _segment(self, work: Work, state: RemoteState) -> RemoteState:
         """Run a plan once on the workers' bands; the input state must not be used again."""
 
     def call(self, task: Callable[..., T], jobs: Mapping[str, Any]) -> dict[str, T]:
         """Run a task on each worker, with its job; return the results by address."""
-        attempt = Attempt(("", 0), "call with bands", tuple(jobs))
         futures = []
         try:
             with self._as_state_lost():
                 for address, job in jobs.items():
                     where = {"workers": [address], "priority": 10}
                     futures.append(self.submit("each-band", task, pack(job), **where))
-                results = self.results(futures, attempt)
+                results = self.results(futures, Attempt("call with bands"))
         finally:
             for future in futures:
                 future.release()
@@ -401,9 +398,8 @@ class ClusterExecutor(Executor):
 
         if not addresses:
             return []
-        attempt = Attempt(("", 0), "transfer of bands", tuple(addresses))
         with self._as_state_lost():
-            return self._await(ask_all(), attempt, None)
+            return self._await(ask_all(), Attempt("transfer of bands"), None)
 
     @contextmanager
     def _as_state_lost(self) -> Iterator[None]:
@@ -422,23 +418,12 @@ class ClusterExecutor(Executor):
 
     # -- attempts ------------------------------------------------------------------
 
-    @contextmanager
-    def _attempting(self, token: str, number: int) -> Iterator[Attempt]:
-        """Register an attempt for the events of its workers."""
-        attempt = self._attempts[token, number] = Attempt((token, number))
-        try:
-            yield attempt
-        finally:
-            if attempt not in self._unended:
-                del self._attempts[token, number]
-
-    def retry_segment(self, work: Callable[[Attempt], T]) -> T:
+    def retry_segment(self, work: Callable[[], T]) -> T:
         """Return the result of ``work``; repeat it after losses, which are counted and logged."""
-        token, max_attempts = uuid.uuid4().hex, self.patience.losses + 1
-        for number in range(max_attempts):
+        max_attempts = self.patience.losses + 1
+        for _ in range(max_attempts):
             try:
-                with self._attempting(token, number) as attempt:
-                    return work(attempt)
+                return work()
             except DaskfactorError:
                 raise
             except Exception as loss:
@@ -470,25 +455,30 @@ class ClusterExecutor(Executor):
             ) from error
         self._listening = False
 
-    def reporter(self, attempt: Attempt) -> ProgressReporter:
-        """Return the function with which workers report events; subscribe to them."""
+    @contextmanager
+    def reporting(self) -> Iterator[tuple[Attempt, str, ProgressReporter]]:
+        """Yield an attempt, its identifier, and the function with which its tasks report to it."""
+        attempt, run_id = Attempt(), uuid.uuid4().hex
         if not self._listening:
             self.client.subscribe_topic(self.topic, self._on_event)
             self._listening = True
-        return partial(report_progress, self.topic, attempt.key)
+        self._attempts[run_id] = attempt
+        try:
+            yield attempt, run_id, partial(report_progress, self.topic, run_id)
+        finally:
+            del self._attempts[run_id]
 
     def _on_event(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        attempt = self._attempts.get(tuple(event[1]["attempt"]))
+        attempt = self._attempts.get(event[1]["run_id"])
         if attempt is not None:
-            attempt.on_event(event[1])
-            if event[1]["kind"] != "progress":
-                self._changed.set()
+            attempt.quiet.restart()
+            attempt.done[event[1]["sender"]] = event[1]["done"]
 
     # -- futures -------------------------------------------------------------------
 
     def submit(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Submit a task with a readable name, without a warning for large arguments."""
-        with large_graphs():
+        with large_graphs(), annotate(**{MARK: True}):
             key = f"{name}-{uuid.uuid4().hex}"
             future = self.client.submit(_task, function, *args, key=key, pure=False, **options)
         self.watch(future)
@@ -503,21 +493,16 @@ class ClusterExecutor(Executor):
     ) -> list[Any]:
         """Return the results of futures; ``check`` is called regularly and may raise.
 
-        Raises the error of a failed future. After a loss it waits a little for an error that is
-        the cause, and prefers that.
+        Raises the first error of a failed future, or SegmentLost.
         """
-        since_failure: WaitTimer | None = None
         while True:
             statuses = [future.status for future in futures]
             if all(status == "finished" for status in statuses):
                 return self._await(self._gather(futures), attempt, check)
             if any(status in ("error", "cancelled", "lost") for status in statuses):
-                since_failure = since_failure or WaitTimer()
-                late = since_failure.seconds() > self.patience.grace
                 errors = [future.exception() for future in futures if future.status == "error"]
-                real = _real_error(errors)
-                if late or "pending" not in statuses or real:
-                    raise real or SegmentLost(str(errors[0]) if errors else "a task was cancelled")
+                reason = str(errors[0]) if errors else "a worker was lost"
+                raise _real_error(errors) or SegmentLost(reason)
             if statuses.count("finished") > attempt.finished:
                 attempt.finished = statuses.count("finished")
                 attempt.quiet.restart()
@@ -548,18 +533,13 @@ class ClusterExecutor(Executor):
             raise
 
     def _check(self, attempt: Attempt, check: Callable[[], None] | None) -> None:
-        """Raise if workers are lost or no worker has made progress for too long."""
+        """Raise if no worker is left, or none has made progress for too long."""
         now = time.monotonic()
-        if now - self._last_check > 0.5 or attempt.lost:
+        if now - self._last_check > 0.5:
             self._last_check = now
-            gone = sorted(set(attempt.members) - set(self.client.nthreads()))
-            if gone:
-                raise SegmentLost(f"lost worker {', '.join(gone)}")
             self.await_workers()
             if attempt.quiet.seconds() > self.patience.start:
-                self.check_paused(attempt.members or tuple(self.workers()), idle=True)
-        if attempt.lost:
-            raise SegmentLost("workers lost their connection to each other")
+                self.check_paused(tuple(self.workers()), idle=True)
         if check is not None:
             check()
         if attempt.quiet.seconds() > self.patience.stall:
@@ -593,22 +573,18 @@ class ClusterExecutor(Executor):
             )
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
-        """Send a batch of items to every thread of the cluster; repeat after losses."""
+        """Send every item as a task, in their order; repeat after losses."""
         packed = pack(function)
 
-        def work(attempt: Attempt) -> list[R]:
-            attempt.what = "share of a pass over the data"
-            batches = min(len(items), sum(self.await_workers().values()))
-            edges = [len(items) * n // batches for n in range(batches + 1)]
-            shared = self.submit(f"send-{name}", _identity, packed)
-            futures = [
-                self.submit(name, _call_batch, shared, list(items[low:high]))
-                for low, high in itertools.pairwise(edges)
-            ]
+        def work() -> list[R]:
+            self.await_workers()
+            key, large = uuid.uuid4().hex, packed.nbytes > MAX_REPEATED
+            shared: Any = self.submit(f"send-{name}", _identity, packed) if large else packed
+            futures = [self.submit(name, _call_item, key, shared, item) for item in items]
             try:
-                return list(itertools.chain.from_iterable(self.results(futures, attempt)))
+                return self.results(futures, Attempt("share of a pass over the data"))
             finally:
-                for future in (shared, *futures):
+                for future in (*futures, *([shared] if large else [])):
                     future.release()
 
         return self.retry_segment(work)
@@ -676,11 +652,25 @@ def _identity(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return packed
 
 
-def _call_batch(packed: NDArray[np.uint8], items: Sequence[Any]) -> list[Any]:
-    """Call a function with every item of a batch (a task)."""
-    function = unpack(packed)
+def _call_item(key: str, packed: NDArray[np.uint8], item: Any) -> Any:
+    """Call a function with an item (a task).
+
+    The threads of a worker share the function that was unpacked last: it may hold data.
+    """
+    global _unpacked
+    with _unpacking:
+        if _unpacked[0] != key:
+            _unpacked = key, unpack(packed)
+        function = _unpacked[1]
     with single_threaded_blas():
-        return [function(item, local_workspace()) for item in items]
+        return function(item, local_workspace())
+
+
+MAX_REPEATED = 2**16
+"""Bytes of a function up to which every task has a copy, so that Dask may run it anywhere at once:
+tasks that share an input begin where it is, and are moved later."""
+_unpacked: tuple[str, Any] = "", None
+_unpacking = threading.Lock()
 
 
 def _task(function: Callable[..., Any], *args: Any) -> Any:
@@ -738,13 +728,13 @@ class ClusterTasksExecutor(ClusterExecutor):
 
     name = "tasks"
 
-    def _segment(self, work: Work, state: RemoteState, attempt: Attempt) -> RemoteState:
+    def _segment(self, work: Work, state: RemoteState) -> RemoteState:
         done = 0
         groups = group_rounds(work.plan)
         groups_per_graph = max(1, MAX_TASKS // max(map(len, groups)))
         for start in range(0, len(groups), groups_per_graph):
             part = groups[start : start + groups_per_graph]
-            state = self._run_graph(part, work, state, done, attempt)
+            state = self._run_graph(part, work, state, done)
             done += sum(len(task.ops) for group in part for task in group)
         threads = self.workers().values()
         self.report.lanes, self.report.workers = sum(threads) or 1, len(threads) or 1
@@ -756,48 +746,54 @@ class ClusterTasksExecutor(ClusterExecutor):
         work: Work,
         state: RemoteState,
         done: int,
-        attempt: Attempt,
     ) -> RemoteState:
         """Run one graph; return the state that its last tasks have stored on the workers."""
         size, token = work.plan[0].size, f"-{uuid.uuid4().hex}"
         members, version = list(self.members()), self.state_client.next_version()
-        attempt.members = state.addresses()
         futures: list[Any] = []
 
         def send(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
             futures.append(self.submit(name, function, *args, **options))
             return futures[-1]
 
-        try:
-            # As bytes, which workers copy from each other and every task unpickles.
-            packed_work = pack(work.for_tasks(self.reporter(attempt)))
-            program = send("send-program", unpack, pack(packed_work))
-            inputs = {
-                key: send(key[0], read_portion, pack(source), workers=[source.address], priority=10)
-                for key, source in graph_sources(state, size).items()
-            }
-            split = state.widest * size > SPLIT_BYTES
-            graph, outputs = build_graph(groups, program, inputs, token, split)
-            # Keys that are no tuples are inputs that no task has changed.
-            keys = [key for key in itertools.chain(*outputs) if isinstance(key, tuple)]
-            with large_graphs():
-                portions = self.client.get(graph, keys, sync=False)
-            futures.extend(portions)
-            by_key = dict(zip(keys, portions, strict=True))
-            token = self.state_client.token
-            stored = [
-                send("leave-bands", store_portion, token, version, part, by_key[key],
-                     workers=members, priority=10)
-                for part, part_keys in zip((*range(state.n_factors), CELLS), outputs, strict=True)
-                for key in part_keys if key in by_key
-            ]  # fmt: skip
-            for future in portions:
-                future.release()
-            reports = self.results(
-                stored, attempt, lambda: work.on_done(done + sum(attempt.done.values()))
-            )
-        finally:
-            for future in futures:
-                future.release()
+        with self.reporting() as (attempt, _, report_progress):
+            try:
+                # As bytes, which workers copy from each other and every task unpickles.
+                packed_work = pack(work.for_tasks(report_progress))
+                program = send("send-program", unpack, pack(packed_work))
+                inputs = {
+                    key: send(
+                        key[0], read_portion, pack(source), workers=[source.address], priority=10
+                    )
+                    for key, source in graph_sources(state, size).items()
+                }
+                split = state.widest * size > SPLIT_BYTES
+                graph, outputs = build_graph(groups, program, inputs, token, split)
+                # Keys that are no tuples are inputs that no task has changed.
+                keys = [key for key in itertools.chain(*outputs) if isinstance(key, tuple)]
+                with large_graphs():
+                    portions = self.client.get(graph, keys, sync=False)
+                futures.extend(portions)
+                by_key = dict(zip(keys, portions, strict=True))
+                token, parts = self.state_client.token, (*range(state.n_factors), CELLS)
+                where = {"workers": members, "priority": 10}
+                stored = [
+                    send("leave-bands", store_portion, token, version, part, by_key[key], **where)
+                    for part, part_keys in zip(parts, outputs, strict=True)
+                    for key in part_keys
+                    if key in by_key
+                ]
+                for future in portions:
+                    future.release()
+
+                def check() -> None:
+                    if any(future.cancelled() for future in inputs.values()):
+                        raise SegmentLost("a worker with bands was lost")
+                    work.on_done(done + sum(attempt.done.values()))
+
+                reports = self.results(stored, attempt, check)
+            finally:
+                for future in futures:
+                    future.release()
         self.report.busy_seconds += sum(report.busy for report in reports)
         return state.with_reports(reports, version)

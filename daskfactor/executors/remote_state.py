@@ -346,10 +346,6 @@ class RemoteState(ChainState):
             return self.monitored.get(key.number)
         return self.arrays[key[:2]].get(key.name)
 
-    def addresses(self) -> tuple[str, ...]:
-        """Return the addresses of the workers without which the state is lost."""
-        return tuple({ref.addresses[0] for ref in self.refs()})
-
     @property
     def widest(self) -> int:
         """Approximate bytes of the largest row band, all arrays counted like its values."""

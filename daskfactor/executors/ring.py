@@ -6,7 +6,6 @@ worker of their next operation, without the scheduler (Şimşekli et al. 2015, f
 order of parts). Between segments bands stay on the workers.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -59,29 +58,26 @@ class RingExecutor(ClusterExecutor):
     def _share(self, blocks: int, threads: Mapping[str, int]) -> list[int]:
         return self._balance.share(blocks, threads, self._lanes)
 
-    def _segment(self, work: Work, state: RemoteState, attempt: Attempt) -> RemoteState:
+    def _segment(self, work: Work, state: RemoteState) -> RemoteState:
         """Run a segment on the workers; return the state that they have stored."""
         shares, threads = self.shares(state.blocks)
-        self._await_aborted()
-        attempt.members = tuple(shares)
         lanes = [min(threads[address], count) for address, count in shares.items()]
-        self._unended.append(attempt)
-        tasks = make_segment_tasks(
-            work, state, shares, lanes, attempt.key, self.reporter(attempt), self.patience.stall
-        )
         version = self.state_client.next_version()
         futures: list[Any] = []
-        try:
-            for task in tasks:
-                task.token, task.version = self.state_client.token, version
-                options = {"workers": [task.addresses[task.rank]], "priority": 10}
-                futures.append(self.submit("ring-segment", run_segment, pack(task), **options))
-            check = partial(self._check_ring, work.on_done, attempt, WaitTimer())
-            reports = self.results(futures, attempt, check)
-        finally:
-            for future in futures:
-                future.release()
-        self._unended.remove(attempt)
+        with self.reporting() as (attempt, run_id, report_progress):
+            tasks = make_segment_tasks(
+                work, state, shares, lanes, run_id, report_progress, self.patience.stall
+            )
+            try:
+                for task in tasks:
+                    task.token, task.version = self.state_client.token, version
+                    options = {"workers": [task.addresses[task.rank]], "priority": 10}
+                    futures.append(self.submit("ring-segment", run_segment, pack(task), **options))
+                check = partial(self._check_ring, work.on_done, list(shares), attempt, WaitTimer())
+                reports = self.results(futures, attempt, check)
+            finally:
+                for future in futures:
+                    future.release()
         busy = {a: report.busy for a, report in zip(shares, reports, strict=True)}
         self._balance.record({a: len(work.plan) * count for a, count in shares.items()}, busy)
         self.report.balance = load_balance(busy, dict(zip(shares, lanes, strict=True)))
@@ -89,27 +85,17 @@ class RingExecutor(ClusterExecutor):
         self.report.lanes, self.report.workers = sum(lanes), len(lanes)
         return state.with_reports(reports, version)
 
-    def _check_ring(self, on_done: OnDone, attempt: Attempt, timer: WaitTimer) -> None:
+    def _check_ring(
+        self, on_done: OnDone, members: Sequence[str], attempt: Attempt, timer: WaitTimer
+    ) -> None:
         """Raise if a worker has not started in time; report progress."""
-        missing = sorted(set(range(len(attempt.members))) - attempt.started)
+        missing = [address for rank, address in enumerate(members) if rank not in attempt.done]
         limit = self.patience.start
         if timer.seconds() > limit and missing:
-            self.check_paused([attempt.members[rank] for rank in missing])
-            names = ", ".join(attempt.members[rank] for rank in missing)
+            self.check_paused(missing)
             raise EngineError(
-                f"{len(missing)} of {len(attempt.members)} workers did not start their part of the "
-                f"ring within {limit:g} s ({names}); a ring needs all its workers at "
+                f"{len(missing)} of {len(members)} workers did not start their part of the "
+                f"ring within {limit:g} s ({', '.join(missing)}); a ring needs all its workers at "
                 'once: free them from other work, name free ones, or use executor="tasks"'
             )
         on_done(sum(attempt.done.values()))
-
-    def _await_aborted(self) -> None:
-        """Wait for workers of aborted attempts to finish, since they may be in a long block."""
-        timer = WaitTimer()
-        while self._unended and timer.seconds() < self.patience.stall:
-            alive = self.workers()
-            first = self._unended[0]
-            if any(first.members[rank] in alive for rank in first.started - first.ended):
-                time.sleep(0.02)
-            else:
-                del self._attempts[self._unended.pop(0).key]

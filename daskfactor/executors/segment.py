@@ -6,21 +6,20 @@ operation in round n + 1. Only the arrays that an operation touches move with it
 plan does not change are copied to every worker once, and arrays that only later rounds need are
 sent directly to the workers of those rounds.
 
-Bands are sent over the cluster's own connections (see `wire`), for which a plugin registers
-handlers on every worker. Messages are not acknowledged. Messages of a finished attempt are dropped.
+Bands are sent by requests from worker to worker over the cluster's own connections, for which a
+plugin registers a handler on every worker. A worker sends the next request to another one when the
+last one has been answered.
 """
 
+import asyncio
 import itertools
-import logging
 import pickle
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from distributed import get_worker
@@ -32,7 +31,6 @@ from daskfactor.data.grid import BlockAddress, block_at
 from daskfactor.executors.base import (
     ProgressReporter,
     SegmentLost,
-    StateLost,
     Work,
     local_workspace,
     run_operation,
@@ -49,213 +47,147 @@ from daskfactor.executors.state import (
     moving_bands,
     without_records,
 )
-from daskfactor.executors.store import PLUGIN, ArrayRequest, BandStore, Key, WorkerReport, unpack
-from daskfactor.executors.threads import BandScheduler
-from daskfactor.executors.wire import Wire
+from daskfactor.executors.store import (
+    PLUGIN,
+    ArrayRequest,
+    BandStore,
+    Key,
+    WorkerReport,
+    unpack,
+    writable,
+)
+from daskfactor.executors.threads import POLL, BandScheduler
 from daskfactor.kernels.steps import to_host
 from daskfactor.machine import single_threaded_blas
 
-logger = logging.getLogger(__name__)
-
-MAX_ATTEMPTS = 64
-"""Attempts remembered on a worker whose task has not started, or is finished."""
 MAX_THREADS = 256
 """Threads of one worker; an abandoned attempt may occupy some of them for a while."""
-INLINE_BYTES = 2**16
-"""Bytes below which a band is pickled inside a message, which is cheaper than its own frame."""
-
+INLINE_BYTES = 2**18
+"""Bytes below which the bands of a message are pickled together; larger ones are frames."""
+RETRY_SECONDS = 0.01
+"""Seconds until a message is sent again to a worker that has not started the attempt."""
 REPORT_INTERVAL = 0.25
 """Seconds between progress reports of a worker."""
 
-AttemptKey = tuple[str, int]
-
 
 class BandMessage(NamedTuple):
-    """Message with arrays of a band for a round, or with the reason to abort an attempt.
+    """Arrays of a band that are sent for a round.
 
     ``at`` is the key of the band, ``due`` the round, and ``names`` are the names of the arrays, ""
-    for the values. ``band`` is a `FactorBand` or its pickled bytes, which the thread that uses them
-    unpickles, not the event loop.
+    for the values.
     """
 
-    attempt: AttemptKey
     at: Band
     due: int
     names: tuple[str, ...]
-    band: Any
-    reason: str = ""
+    band: FactorBand
 
     @classmethod
-    def from_band(cls, attempt: AttemptKey, at: Band, due: int, part: FactorBand) -> "BandMessage":
+    def from_band(cls, at: Band, due: int, part: FactorBand) -> "BandMessage":
         """Return the message with a part of a band."""
         names = (*(("",) if len(part.values) else ()), *part.arrays)
-        return cls(attempt, at, due, names, part)
-
-    def open(self) -> Any:
-        """Return the band, unpickled."""
-        is_bytes = isinstance(self.band, bytes | bytearray | memoryview)
-        return pickle.loads(self.band) if is_bytes else self.band
+        return cls(at, due, names, part)
 
 
 class RingWorkerPlugin(WorkerPlugin):
-    """Worker plugin that routes messages with bands to and from the attempts of one worker.
+    """Worker plugin that sends and receives the bands of the attempts of one worker.
 
     ``bands`` is the store of the bands between segments, ``pool`` has the threads of all attempts.
     """
 
     name = PLUGIN
     idempotent = True
-    local_plugins: ClassVar[WeakValueDictionary[str, "RingWorkerPlugin"]] = WeakValueDictionary()
-    """Plugins of this process by address, which need no messages between them."""
 
     def setup(self, worker: Any) -> None:
         """Start the plugin on a worker."""
         self.worker = worker
-        self.local_plugins[worker.address] = self
         self.pool = ThreadPoolExecutor(MAX_THREADS, "daskfactor-ring")
         self.bands = BandStore(worker, self.pool)
-        self._lock = threading.Lock()
-        self._segments: dict[AttemptKey, SegmentRun] = {}
-        self._early_messages: OrderedDict[AttemptKey, list[BandMessage]] = OrderedDict()
-        self._finished: OrderedDict[str, int] = OrderedDict()
-        self._cancelled: OrderedDict[Any, None] = OrderedDict()
-        self._queues: dict[str, list[BandMessage]] = {}
-        self._wire = Wire(worker, self.deliver, self._on_lost_worker)
-        worker.handlers["daskfactor_bands"] = self.receive
+        self._segments: dict[str, SegmentRun] = {}
+        worker.handlers["daskfactor_ring"] = self.receive
 
     def teardown(self, worker: Any) -> None:
         """Stop the plugin when the worker closes, and abort its attempts."""
-        worker.handlers.pop("daskfactor_bands", None)
-        self.local_plugins.pop(worker.address, None)
+        worker.handlers.pop("daskfactor_ring", None)
         for segment in list(self._segments.values()):
             segment.abort("the worker is closing")
         self.bands.close()
-        self._wire.close()
         self.pool.shutdown(wait=False)
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
         """Abort the attempt of a task that the scheduler cancels; forward anchors to the store."""
         self.bands.transition(key, start, finish)
         if finish in ("cancelled", "released", "forgotten") and start in ("executing", "cancelled"):
-            with self._lock:
-                _remember(self._cancelled, key, None)  # the task may not have started
-                cancelled = [run for run in self._segments.values() if run.dask_key == key]
-            for segment in cancelled:
-                segment.abort("the client has given this attempt up")
-
-    # -- attempts ------------------------------------------------------------
+            for segment in list(self._segments.values()):
+                if segment.dask_key == key:
+                    segment.abort(GIVEN_UP)
 
     def open(self, segment: "SegmentRun") -> None:
-        """Register an attempt, and deliver the messages that arrived before it."""
-        attempt = segment.task.attempt
-        with self._lock:
-            early = self._early_messages.pop(attempt, [])
-            self._segments[attempt] = segment
-            is_cancelled = segment.dask_key in self._cancelled or self._is_finished(attempt)
-        if is_cancelled:
-            segment.abort("this attempt is over")
-        for message in early:
-            segment.receive(message)
+        """Register an attempt, to which messages are delivered from now on."""
+        self._segments[segment.task.run_id] = segment
+        if not self._is_running(segment):
+            segment.abort(GIVEN_UP)
 
-    def close(self, attempt: AttemptKey) -> None:
-        """Unregister an attempt, whose later messages are dropped."""
-        token, number = attempt
-        with self._lock:
-            self._segments.pop(attempt, None)
-            _remember(self._finished, token, max(number, self._finished.get(token, number)))
-            for late in [a for a in self._early_messages if a[0] == token and a[1] <= number]:
-                del self._early_messages[late]
+    def close(self, segment: "SegmentRun") -> None:
+        """Unregister an attempt, whose later messages are refused."""
+        self._segments.pop(segment.task.run_id, None)
 
-    def _is_finished(self, attempt: AttemptKey) -> bool:
-        return attempt[1] <= self._finished.get(attempt[0], -1)
+    def _is_running(self, segment: "SegmentRun") -> bool:
+        """Return True if the client waits for the task of an attempt."""
+        task = self.worker.state.tasks.get(segment.dask_key)
+        return task is not None and task.state == "executing"
 
     # -- messages ------------------------------------------------------------
 
-    def send(self, address: str, message: BandMessage) -> None:
-        """Send a message without waiting, from any thread.
+    def receive(self, run_id: str, messages: Any) -> bool:
+        """Deliver messages; return False if their attempt is not open (a handler of the worker)."""
+        segment = self._segments.get(run_id)
+        if segment is None:
+            return False
+        for message in pickle.loads(messages) if isinstance(messages, bytes) else messages.bands:
+            segment.receive(message)
+        return True
 
-        Messages on connections that are not plain sockets, such as encrypted ones, go through the
-        cluster's own layer; queued ones are sent together.
+    def send(self, segment: "SegmentRun", address: str, message: BandMessage) -> None:
+        """Send a message to another worker of an attempt without waiting, from any thread.
+
+        The messages that wait while one is on its way are sent together after it.
         """
-        peer = self.local_plugins.get(address)
-        if peer is not None:
-            peer.deliver(message)
-            return
-        if self._wire.carries(address):
-            self._wire.send(address, message)
-            return
-        with self._lock:
-            idle = address not in self._queues
-            self._queues.setdefault(address, []).append(message)
-        if idle:
-            self.worker.loop.add_callback(self._send_queue, address)
+        with segment.lock:
+            is_idle = address not in segment.unsent
+            segment.unsent.setdefault(address, []).append(message)
+        if is_idle:
+            self.worker.loop.add_callback(self._send_unsent, segment, address)
 
-    async def _send_queue(self, address: str) -> None:
-        """Send the queued messages of another worker until the queue is empty."""
+    async def _send_unsent(self, segment: "SegmentRun", address: str) -> None:
+        """Send the messages to a worker until there are no more, or nobody wants them."""
+        remote, run_id = self.worker.rpc(address), segment.task.run_id
         try:
-            while messages := self._next_messages(address):
-                bands = [_frame(message.band) for message in messages]
-                heads = [tuple(message._replace(band=None)) for message in messages]
-                remote = self.worker.rpc(address)
-                await remote.daskfactor_bands(reply=False, heads=heads, bands=bands)
-        except (OSError, RuntimeError, TimeoutError) as error:
-            with self._lock:
-                self._queues.pop(address, None)
-            self._on_lost_worker(address, f"{address} cannot be reached: {error}")
-
-    def _next_messages(self, address: str) -> list[BandMessage]:
-        with self._lock:
-            messages = self._queues.pop(address)
-            if messages:
-                self._queues[address] = []
-            return messages
-
-    def receive(self, heads: list[Any], bands: list[Any]) -> None:
-        """Deliver messages to their attempts (a handler of the worker, in its event loop)."""
-        for (attempt, at, due, names, _, reason), band in zip(heads, bands, strict=True):
-            self.deliver(BandMessage(tuple(attempt), tuple(at), due, tuple(names), band, reason))
-
-    def deliver(self, message: BandMessage) -> None:
-        """Deliver a message to its attempt, or keep it until the attempt starts here."""
-        with self._lock:
-            segment = self._segments.get(message.attempt)
-            if segment is None:
-                if not self._is_finished(message.attempt):
-                    early = self._early_messages.get(message.attempt, [])
-                    _remember(self._early_messages, message.attempt, [*early, message])
-                return
-        segment.receive(message)
-
-    def abort_peers(self, task: "SegmentTask", reason: str) -> None:
-        """Abort an attempt on the other workers."""
-        for address in task.addresses:
-            if address != self.worker.address:
-                self.send(address, BandMessage(task.attempt, (-1, -1), -1, (), None, reason))
-
-    def _on_lost_worker(self, address: str, reason: str) -> None:
-        """Abort the attempts that a lost worker takes part in."""
-        logger.info("bands: %s", reason)
-        with self._lock:
-            affected = [s for s in self._segments.values() if address in s.task.addresses]
-        for segment in affected:
-            segment.abort(reason)  # all of them, before a report to the client may fail
-        for segment in affected:
-            try:
-                segment.report_loss(reason)
-            except Exception:
-                logger.exception("the client was not told that %s has gone", address)
+            while messages := segment.next_messages(address):
+                frame = _frame(messages)
+                while not await remote.daskfactor_ring(run_id=run_id, messages=frame):
+                    if segment.scheduler.failure is not None or not self._is_running(segment):
+                        return
+                    await asyncio.sleep(RETRY_SECONDS)
+        except Exception as error:  # noqa: BLE001  # the client decides whether to repeat
+            segment.abort(f"{address} cannot be reached: {type(error).__name__}: {error}")
 
 
-def _remember(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    entries[key] = value
-    while len(entries) > MAX_ATTEMPTS:
-        entries.popitem(last=False)
+GIVEN_UP = "the client has given this attempt up"
 
 
-def _frame(band: Any) -> Any:
-    """Return the pickled band, wrapped as a frame of its own if it is large."""
-    raw = pickle.dumps(band, protocol=5)
-    return raw if len(raw) < INLINE_BYTES else Serialize(raw)  # type: ignore[no-untyped-call]
+@dataclass
+class Bands:
+    """Messages whose arrays are frames of their own."""
+
+    bands: list[BandMessage]
+
+
+def _frame(messages: list[BandMessage]) -> Any:
+    """Return messages as bytes, or with frames if they are large: each is cheaper for its size."""
+    if sum(message.band.__sizeof__() for message in messages) < INLINE_BYTES:
+        return pickle.dumps(messages, protocol=5)
+    return Serialize(Bands(messages))  # type: ignore[no-untyped-call]
 
 
 class Transfers(NamedTuple):
@@ -359,7 +291,7 @@ class SegmentTask:
     named ones.
     """
 
-    attempt: AttemptKey
+    run_id: str
     rank: int
     threads: int
     owner: tuple[int, ...]
@@ -384,9 +316,10 @@ class SegmentRun:
         self.plugin = plugin
         ops = {row: [_op(row, op) for op in row_ops] for row, row_ops in task.ops.items()}
         self.scheduler = BandScheduler(ops, task.threads, self._leaves, task.patience)
-        self._waiting: dict[tuple[Band, int], dict[tuple[str, ...], BandMessage]] = {}
+        self._waiting: dict[tuple[Band, int], dict[tuple[str, ...], FactorBand]] = {}
         self._started_round: dict[Band, int] = {}
-        self._lock = threading.Lock()
+        self.unsent: dict[str, list[BandMessage]] = {}
+        self.lock = threading.Condition(threading.Lock())
         self._reported = 0
         self._last_report = 0.0
 
@@ -411,7 +344,7 @@ class SegmentRun:
                 due = self._transfers(at).first(name)
                 parts.setdefault((at, due), _no_rows(value)).arrays[name] = value
         for (at, due), part in parts.items():
-            self.receive(BandMessage.from_band(self.task.attempt, at, due, part))
+            self.receive(BandMessage.from_band(at, due, part))
 
     def _transfers(self, at: Band) -> Transfers:
         return self.task.transfers[at[0] - 1]
@@ -427,39 +360,41 @@ class SegmentRun:
         return self._holder(at, number) != self.task.rank
 
     def receive(self, message: BandMessage) -> None:
-        """Add a part of a band, or abort; a second copy of a part is dropped."""
-        _, at, due, names, _, reason = message
-        if reason:
-            self.abort(reason)
-            return
+        """Add a part of a band; a second copy of a part is dropped."""
+        at, due, names, band = message
         transfers = self._transfers(at)
-        with self._lock:
+        with self.lock:
             if due <= self._started_round.get(at, -1):
                 return
             parts = self._waiting.setdefault((at, due), {})
-            parts.setdefault(names, message)
+            parts.setdefault(names, band)
             available = set(itertools.chain.from_iterable(parts))
         if due < len(transfers.row_of) and transfers.needed(due) <= available:
             self.scheduler.arrive(at, due)
+
+    def next_messages(self, address: str) -> list[BandMessage]:
+        """Return the messages to send to a worker next; without any the worker is idle again."""
+        with self.lock:
+            messages = self.unsent.pop(address)
+            if messages:
+                self.unsent[address] = []
+            self.lock.notify_all()
+            return messages
 
     def abort(self, reason: str) -> None:
         """Abort the segment."""
         self.scheduler.fail(SegmentLost(reason))
 
-    def report_loss(self, reason: str) -> None:
-        """Abort the segment after the loss of a worker, and report it to the client."""
-        self.abort(reason)
-        self.task.work.report_progress("lost", self.task.rank, worker=self.plugin.worker)
-
     def _collect(self, at: Band, due: int) -> FactorBand:
         """Return a band joined from the parts that arrived for a round."""
-        with self._lock:
+        with self.lock:
             self._started_round[at] = due
-            messages = self._waiting.pop((at, due)).values()
-        parts = [message.open() for message in messages]
-        band: FactorBand = max(parts, key=lambda part: len(part.values))
+            parts = self._waiting.pop((at, due)).values()
+        band = max(parts, key=lambda part: len(part.values))
         for part in parts:
             band.arrays.update(part.arrays)
+        band.values = writable(band.values)
+        band.arrays = {name: writable(array) for name, array in band.arrays.items()}
         return band
 
     def operate(self, op: Op) -> tuple[Evaluation | None, float]:
@@ -473,25 +408,29 @@ class SegmentRun:
             for at in moving_bands(op.block):
                 constants = self._constants.get(at, {})  # these stay on the device
                 constants.update({name: bands[at].arrays[name] for name in constants})
-        with self._lock:
+        with self.lock:
             self.portion.strip(op.block, number)
             done = {at: bands.pop(at) for at in moving_bands(op.block)}
         for at, band in done.items():
             for due, part in self._transfers(at).split(band, number):
-                holder, attempt = self._holder(at, due), self.task.attempt
+                holder, message = self._holder(at, due), BandMessage.from_band(at, due, part)
                 if holder == self.task.rank:
-                    self.receive(BandMessage.from_band(attempt, at, due, part))
+                    self.receive(message)
                 else:
                     self._to_host([part])
-                    message = BandMessage.from_band(attempt, at, due, part)
-                    self.plugin.send(self.task.addresses[holder], message)
+                    self.plugin.send(self, self.task.addresses[holder], message)
         return evaluation, seconds
 
     def run(self) -> Portion:
-        """Run all operations; raise the first error, or SegmentLost if another worker failed."""
+        """Run all operations and send all bands; raise the first error, or SegmentLost."""
         with single_threaded_blas():
             pool, threads = self.plugin.pool, self.task.threads
             self.scheduler.run(pool, threads, self.operate, self._report_progress)
+        with self.lock:
+            while self.unsent and self.scheduler.failure is None:
+                self.lock.wait(POLL)
+        if self.scheduler.failure is not None:
+            raise self.scheduler.failure
         return self.result()
 
     def result(self) -> Portion:
@@ -521,7 +460,7 @@ class SegmentRun:
         is_due = elapsed > REPORT_INTERVAL or done == self.scheduler.total
         if is_due and done > self._reported:
             self._reported, self._last_report = done, time.monotonic()
-            self.task.work.report_progress("progress", self.task.rank, done)
+            self.task.work.report_progress(self.task.rank, done)
 
 
 def _op(row: int, values: Sequence[Any]) -> Op:
@@ -540,7 +479,7 @@ def make_segment_tasks(
     state: BandLocations,
     shares: Mapping[str, int],
     threads: Sequence[int],
-    attempt: AttemptKey,
+    run_id: str,
     report_progress: ProgressReporter,
     patience: float,
 ) -> list[SegmentTask]:
@@ -550,7 +489,7 @@ def make_segment_tasks(
     owner = tuple(rank for rank, count in enumerate(shares.values()) for _ in range(count))
     ops, task_work = ops_by_row(work.plan), work.for_tasks(report_progress)
     shared = owner, tuple(shares), patience, task_work, transfers
-    tasks = [SegmentTask(attempt, rank, lanes, *shared) for rank, lanes in enumerate(threads)]
+    tasks = [SegmentTask(run_id, rank, lanes, *shared) for rank, lanes in enumerate(threads)]
     for band in range(state.blocks):
         row_task = tasks[owner[band]]
         row_task.ops[band] = [(op.action, *op.block[1:], *op[2:]) for op in ops[band]]
@@ -576,7 +515,7 @@ def run_segment(packed: NDArray[np.uint8]) -> WorkerReport:
     task: SegmentTask = unpack(packed)
     worker = get_worker()
     plugin = cast("RingWorkerPlugin", worker.plugins[PLUGIN])
-    task.work.report_progress("started", task.rank)
+    task.work.report_progress(task.rank, 0)
     segment = SegmentRun(task, plugin, str(worker.get_current_task()))
     plugin.open(segment)
     try:
@@ -587,11 +526,5 @@ def run_segment(packed: NDArray[np.uint8]) -> WorkerReport:
         report = plugin.bands.store_portion(task.token, task.version, segment.run())
         report.replicas = replicas
         return report
-    except BaseException as error:
-        if not isinstance(error, SegmentLost) or isinstance(error, StateLost):
-            reason = f"worker {task.addresses[task.rank]} failed: {type(error).__name__}"
-            plugin.abort_peers(task, reason)
-        raise
     finally:
-        plugin.close(task.attempt)
-        task.work.report_progress("ended", task.rank)
+        plugin.close(segment)

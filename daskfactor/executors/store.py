@@ -367,7 +367,7 @@ class BandStore:
         )
 
         def add(key: Key, value: Any) -> None:
-            values[key, version] = _writable(value)
+            values[key, version] = writable(value)
             report.stored.append(key)
 
         def record(band: Band, position: int, draws: Any, sums: Any) -> None:
@@ -393,14 +393,14 @@ class BandStore:
         return report
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
     """Return the value with aligned, writable arrays; those from messages may be neither."""
     if isinstance(value, np.ndarray):
         return np.require(value, requirements=["W", "A"])
     if isinstance(value, FactorBand):
-        return replace(value, values=_writable(value.values))
+        return replace(value, values=writable(value.values))
     if isinstance(value, BlockCells):
-        return replace(value, mean=_writable(value.mean), m2=_writable(value.m2))
+        return replace(value, mean=writable(value.mean), m2=writable(value.m2))
     return value
 
 
@@ -604,15 +604,15 @@ def _call(
     """Call the function with one band; shared arrays are copied and stored if they change."""
     fetched, replicas = store.fetch(job.token, requests, job.patience)
     versions = {request.key: request.version for request in requests}
-    taken_out = {request.key for request in requests if request.mode == Mode.TAKE}
+    removed = {request.key for request in requests if request.mode == Mode.TAKE}
     band_key = requests[0].key[:2]
-    arrays = {key: value if key in taken_out else value.copy() for key, value in fetched.items()}
+    arrays = {key: value if key in removed else value.copy() for key, value in fetched.items()}
     band: FactorBand = arrays.pop(Key(*band_key))
     band.arrays = {key.name: array for key, array in arrays.items()}
     try:
         result = job.function(band, *args)
     except BaseException:
-        store.put(job.token, {(key, versions[key]): fetched[key] for key in taken_out})
+        store.put(job.token, {(key, versions[key]): fetched[key] for key in removed})
         raise
     report = WorkerReport(store.worker.address, replicas=replicas)
     report.shapes[band_key] = shape_of(band)
@@ -623,7 +623,7 @@ def _call(
     after |= {Key(*band_key, name): array for name, array in band.arrays.items()}
     values: dict[ArrayVersion, Any] = {}
     for key, value in after.items():
-        if key in taken_out:
+        if key in removed:
             values[key, versions[key]] = value
         elif key not in fetched or not _identical(value, fetched[key]):
             values[key, job.version] = value

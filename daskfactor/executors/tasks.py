@@ -73,7 +73,7 @@ def update_super_block(
             after.strip(op.block, task.position + number)
             if evaluation is not None:
                 after.evaluations.append(evaluation)
-    work.report_progress("progress", "-".join(map(str, (task.position, *task.at))), len(task.ops))
+    work.report_progress("-".join(map(str, (task.position, *task.at))), len(task.ops))
     return after
 
 

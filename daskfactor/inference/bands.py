@@ -13,7 +13,7 @@ import numpy as np
 from daskfactor.data.grid import Grid
 from daskfactor.executors.state import Array, ChainState, FactorBand, split_factor
 from daskfactor.models.rates import count_floored, log_sum
-from daskfactor.models.settings import Mask, free_components, held
+from daskfactor.models.settings import Mask, free_components, preserve_columns
 
 
 def pieces_of(grid: Grid, factor: int, values: Array) -> list[Array]:
@@ -121,7 +121,7 @@ def multiply(band: FactorBand, by: Any) -> None:
 
 def lift(band: FactorBand, by: float, frozen: Mask) -> None:
     """Add a number to all entries that are not frozen."""
-    with held(band.values, frozen):
+    with preserve_columns(band.values, frozen):
         band.values += band.values.dtype.type(by)
 
 

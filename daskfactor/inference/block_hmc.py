@@ -59,7 +59,7 @@ from daskfactor.kernels.steps import (
     zeros_on_device_of,
 )
 from daskfactor.kernels.views import Block, Sums, Workspace
-from daskfactor.models.settings import free_components, held, named_columns
+from daskfactor.models.settings import free_components, named_columns, preserve_columns
 from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
@@ -187,7 +187,7 @@ class Path(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """What a cycle's gradient counts in the mass, which averages the information."""
+        """Return the weight of a cycle's gradient in the mass, which averages the information."""
         return RECENT / (self.band.counts[ADAPTED] + 1 + HEADWAY)
 
     def _place(self) -> Array:
@@ -204,8 +204,8 @@ class Path(NamedTuple):
     def kick(self, momentum: Array, spread: Array, share: float) -> None:
         """Kick momenta for a share of a step."""
         band, phi = self.band, self.program.hyper.dispersion
-        taken = band, self.factor, band.arrays[GRADIENT], phi
-        gradient, prior = self.program.prior_of(*taken)
+        arguments = band, self.factor, band.arrays[GRADIENT], phi
+        gradient, prior = self.program.prior_of(*arguments)
         moved = band.values, momentum, gradient, spread, share, 1.0 / phi, *prior
         if self.power == 1:
             leapfrog_kick(*moved)
@@ -245,7 +245,7 @@ class Path(NamedTuple):
         _, first, second = chance.T
         back = ~(change < 0.5 * (first**2 + second**2))  # exponential; NaN goes back
         if self.power != 1:
-            with held(band.values, self.program.frozen[self.factor]):
+            with preserve_columns(band.values, self.program.frozen[self.factor]):
                 np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
         band.values[:] = np.where(back[:, None], arrays[START], band.values)
         probability = np.exp(-np.fmax(np.where(np.isnan(change), np.inf, change), 0.0))
@@ -276,7 +276,7 @@ class Path(NamedTuple):
         blockwise.accumulate(block, "score", sums, workspace)
 
     def move(self, visit: int, op: Op) -> None:
-        """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
+        """Drift, kick or decide at the end of pass number ``visit`` of the path."""
         steps, arrays, adapt = self.sampler.steps, self.band.arrays, op.options.adapt
         if visit == 0:
             self.begin(adapt, self.chance)
@@ -373,7 +373,7 @@ class BlockHMC(Sampler):
         check_leapfrog(self)
 
     def efficiency(self, model: Any, data: BlockedData) -> float:
-        """Most where a run takes seconds; else as measured, while it does not take hours."""
+        """Return the most for runs of seconds, 0 for runs of hours, else a measured value."""
         size = pass_size(model, data) + ROW_PRICE * sum(data.shape) * model.n_components
         if size <= QUICK and observations_per_parameter(model, data) >= INFORMED:
             return EFFICIENCY

@@ -101,7 +101,7 @@ def calibrate(
     blocks: int | None = None,
     **options: Unpack[Running],
 ) -> Calibration:
-    """Simulation-based calibration: whether a sampler draws from the posterior of a model.
+    """Check by simulation-based calibration that a sampler draws from the posterior of a model.
 
     Factors are drawn from the prior and data from the law given these, again and again, and
     the posterior of the data is sampled. Ranks of the true factors' functions among those
@@ -390,7 +390,7 @@ def _sentences(result: Calibration) -> list[str]:
 
 
 def _how(worst: xr.Dataset) -> str:
-    """In which way draws are wrong."""
+    """Describe how the draws are wrong."""
     shift, spread = float(worst["shift"]), float(worst["spread"])
     lies = f"lie too {'low' if shift > 0 else 'high'}"
     wide = f"are too {'narrow' if spread > 0 else 'wide'}"

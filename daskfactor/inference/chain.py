@@ -325,8 +325,8 @@ class Chain:
         self.values = self.values | look
         if end >= self.setting.options.tune:
             # Rates that move take the metric with them.
-            kept = {"curvature"} if self.variables else set()
-            names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
+            required = {"curvature"} if self.variables else set()
+            names = [n for n, spec in arrays if spec.life == "tune" and n not in required]
             for run in self.tracks:
                 run.state.each(partial(drop_arrays, names=names))
 
@@ -344,9 +344,9 @@ class Chain:
         behind = climbed[1] > FAR  # and then the dispersion may yet come down
         if self.values["variations"] and not behind:
             of_model = variation_text(self.values["variations"], self.model)
-        begun, now = self.values["fits"] or (0.0, 0.0)
+        earlier, latest = self.values["fits"] or (0.0, 0.0)
         phi = self.model.at(self.hyper)[1].dispersion
-        fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
+        fall = (earlier - latest) / phi / (sum(self.setting.data.shape) * K)
         sampler = self.setting.sampler
         # Exact draws take no step too far, and fits under different laws say nothing.
         steps = self.values["fits"] and self.dispersion.rule.divides and sampler.biased
@@ -388,7 +388,7 @@ class Chain:
         total = sum(end // run.track.stride for run in self.tracks) - before_cycles
 
         def tell(ahead: float) -> None:
-            """``ahead``: cycles that are done of the running plan."""
+            """Report progress, ``ahead`` cycles of the running plan included."""
             if on_share is not None:
                 on_share((sum(run.cycle for run in self.tracks) + ahead - before_cycles) / total)
 
@@ -436,8 +436,8 @@ class Chain:
         setting, cycles = self.setting, end - run.cycle
         stream = Stream.COARSE_SCHEDULE if run.track.stride > 1 else Stream.SCHEDULE
         rng = partial(generator, setting.options.seed, self.number, stream)
-        order, wanted = setting.kernel.schedule, partial(self._wanted, run, end)
-        plan = build_plan(order, setting.data.n_observed, range(run.cycle, end), rng, wanted)
+        order, cycle_options = setting.kernel.schedule, partial(self._cycle_options, run, end)
+        plan = build_plan(order, setting.data.n_observed, range(run.cycle, end), rng, cycle_options)
         operations = sum(len(part.ops) for part in plan)
         work = plan, self.program(run.track), run.state, setting.data
         run.state = setting.executor.run(*work, lambda done: tell(cycles * done / operations))
@@ -491,7 +491,7 @@ class Chain:
         step = self.step_for(run.track)
         return np.array([float(step((cycle + 1) * moves - 1)) * self.shrink for cycle in cycles])
 
-    def _wanted(self, run: TrackRun, end: int, cycle: int) -> CycleOptions:
+    def _cycle_options(self, run: TrackRun, end: int, cycle: int) -> CycleOptions:
         options, fine = run.options, cycle * run.track.stride
         drawn = options.draw_index(cycle) is not None
         adapts = fine < self.setting.frozen_from and cycle % ADAPT_EVERY == 0
@@ -515,7 +515,7 @@ class Chain:
     # -- what a segment gave ---------------------------------------------------
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of the latest evaluated state."""
+        """Return the log-likelihood of the latest evaluated state."""
         fine = self.tracks[0]
         return self._lp(fine.fits[max(fine.fits)]) if fine.fits else math.nan
 
@@ -593,10 +593,9 @@ class Chain:
                     rows = gather_side(state, self.setting.data, factor, name)
                     other[path] = (rows / (divisor or 1)).T
         other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
-        with sink.replacing(MOMENTS, self.number, count):
-            state.write(sink, pieces)
-            for path, value in other.items():
-                sink.write(f"{MOMENTS}/{path}", self.number, value)
+        state.write(sink, pieces)
+        for path, value in (other | {"count": np.array(count)}).items():
+            sink.write(f"{MOMENTS}/{path}", self.number, value)
         if not state.cells:
             return
         moments_of = []
@@ -606,9 +605,9 @@ class Chain:
         mean, var = moments_of[0]
         if len(moments_of) > 1:
             mean, var = extrapolated_moments(moments_of[0], moments_of[1])
-        with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
-            for name, value in (("mean", mean), ("var", var)):
-                sink.write(f"{MONITOR}/{name}", self.number, value)
+        monitored = {"mean": mean, "var": var, "count": np.array(self.tracks[0].cell_count or 0)}
+        for name, moment in monitored.items():
+            sink.write(f"{MONITOR}/{name}", self.number, moment)
 
     def _pieces(
         self, sink: Sink, path: str, factor: int, before: tuple[slice, ...], **what: Any

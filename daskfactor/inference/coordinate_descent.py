@@ -89,7 +89,7 @@ class CoordinateDescent(AlternatingUpdates):
             )
 
     def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
-        """Descend by columns."""
+        """Update a band by coordinate descent, column by column."""
         likelihood, hyper = descent.model.at(descent.hyper)
         penalties = [pull_of(hyper, factor)[0] for factor in BOTH]
         move = partial(move_by_gram, penalties=penalties, frozen=descent.model.frozen)

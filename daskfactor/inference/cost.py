@@ -24,8 +24,8 @@ from daskfactor.inference.session import blocks_for, component_count
 from daskfactor.inference.setting import (
     Setting,
     checked_lengths,
+    copies_in_memory,
     draw_bytes,
-    kept_copies,
     learnt_bytes,
     monitored_cells,
     plan_run,
@@ -152,7 +152,7 @@ class Cost:
     network_data: int | None = None
 
     def __str__(self) -> str:
-        """Table in readable units."""
+        """Return a table in readable units."""
         rows = self._rows()
         width = max(len(name) for name, _, _ in rows)
         lines = (f"{name:<{width}}  {text:>10}  {note}".rstrip() for name, text, note in rows)
@@ -336,7 +336,7 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     checkpoint = chains * (tuning if options.tune else drawing)
     shares = sum(1 / track.stride for track in sampler.tracks)
     draw = int(chains * draw_bytes(data, model, shares))
-    observed = data.shape[0] * data.shape[1] * itemsize * sum(kept_copies(data, place.stored))
+    observed = data.shape[0] * data.shape[1] * itemsize * sum(copies_in_memory(data, place.stored))
     moments = chains * (2 * factors + 16 * cells)
     result = (len(options.index) * draw if options.keep_every else 0) + moments + observed
     waiting = _most_waiting(setting) * draw
@@ -448,8 +448,8 @@ def _most_waiting(setting: Setting) -> int:
     options = setting.options
     if not options.keep_every:
         return 0
-    kept = [options.draws_after(end) // options.keep_every for end in (0, *setting.ends)]
-    return max(end - start for start, end in itertools.pairwise(kept))
+    counts = [options.draws_after(end) // options.keep_every for end in (0, *setting.ends)]
+    return max(end - start for start, end in itertools.pairwise(counts))
 
 
 def _count_cells(monitor: Any, data: BlockedData) -> int:

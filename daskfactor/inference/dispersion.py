@@ -480,8 +480,8 @@ class DispersionRule:
         values = self.model.dispersion_attrs(dispersion)
         poisson = self.counts & np.isclose(dispersion, self.scale, rtol=1e-9, atol=0.0)
         settled = poisson | ~np.isnan(self.memory)
-        for matrix, shown in zip(self.matrices, settled, strict=True):
-            if shown:
+        for matrix, is_settled in zip(self.matrices, settled, strict=True):
+            if is_settled:
                 name = f"dispersion_{matrix.name}" if self.model.joins else "dispersion"
                 values[name] = 1.0 if isinstance(matrix.requested, str) else matrix.requested
         return values

@@ -53,7 +53,7 @@ from daskfactor.machine import single_threaded_blas
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.log_linear import LinkLaw, multiples
 from daskfactor.models.rates import draw_scales
-from daskfactor.models.settings import EFFECTIVE, Mask, held
+from daskfactor.models.settings import EFFECTIVE, Mask, preserve_columns
 from daskfactor.random import Stream, noise_key
 
 HEATING = 10
@@ -75,7 +75,7 @@ def draw_by_share(
     band, share, factor, cycle = gathered
     num, den = (np.maximum(part.astype(np.float64), 0.0) / hyper.dispersion for part in share)
     rate, shape = hyper.prior(factor)
-    with held(band.values, frozen[factor]):
+    with preserve_columns(band.values, frozen[factor]):
         address = Address(key, cycle, factor_word(factor), band.offset)
         fill_gamma(band.values * num + shape, den + rate, *address, band.values)
 
@@ -83,14 +83,14 @@ def draw_by_share(
 def take_unit_draws(band: FactorBand, rows: Array, drawn: Array, frozen: Mask) -> None:
     """Put draws at rate 1 into some rows, divided by the rates of these."""
     tiny = np.finfo(band.values.dtype).tiny
-    with held(band.values, frozen):
+    with preserve_columns(band.values, frozen):
         band.values[rows] = np.maximum(drawn / band.arrays[RATE][rows], tiny)
 
 
 class GammaLink(Link):
     """The link γ of a factor, and its precision: τ ~ Gamma(1 + n / 2, 1 / τ⁰ + ½ Σ γ²).
 
-    A link starts where its density is largest. Where both factors share rates, these are held,
+    A link starts where its density is largest. Where both factors share rates, these are fixed,
     and elsewhere drawn along.
     """
 
@@ -177,14 +177,14 @@ class Rates(Parameter):
         return float(values["log_hyper"])
 
     def results(self, state: ChainState, values: Values) -> Values:
-        shown = {"rate": values["rate_w"], EFFECTIVE.name: values["effective"]}
+        results = {"rate": values["rate_w"], EFFECTIVE.name: values["effective"]}
         for variable in self.variables:
             if variable.dims in (("row",), ("column",)):
                 side = f"{variable.dims[0]}s"
                 name = DISPERSION if variable.name == "dispersion" else RATE
                 gathered = state.gather(side, name)[:, 0]
-                shown[variable.name] = in_callers_order(self.data, side, gathered)
-        return shown
+                results[variable.name] = in_callers_order(self.data, side, gathered)
+        return results
 
     def attrs(self, values: Values) -> Values:
         """Return those that are not learnt, which the draws tell."""
@@ -215,7 +215,7 @@ class GammaRows(Parameter):
 
 
 class Effective(Parameter):
-    """How many components the data support, where both factors share rates."""
+    """Number of components that the data support, where both factors share rates."""
 
     def update(self, view: View, values: Values) -> Values:
         totals, data = totals_of(self.model, view.state), self.data
@@ -341,8 +341,8 @@ class Dispersion(LikelihoodParameter):
 
     def results(self, state: ChainState, values: Values) -> Values:
         names = {one.name for one in self.variables if not one.dims}
-        shown = self.rule.attrs(values["dispersion"])
-        return {name: value for name, value in shown.items() if name in names}
+        attrs = self.rule.attrs(values["dispersion"])
+        return {name: value for name, value in attrs.items() if name in names}
 
     def attrs(self, values: Values) -> Values:
         """Return the dispersion, or its mean where it is drawn, as predictions take it."""

@@ -36,7 +36,7 @@ from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.regression import add_equations, draw_rows, transposed, triangle
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import AnyBlock
-from daskfactor.models.settings import held
+from daskfactor.models.settings import preserve_columns
 
 PASSES = 2
 """Passes over the data in a cycle: one in which W moves, one in which H does."""
@@ -47,7 +47,7 @@ GRAMS, TARGETS = "grams", "targets"
 
 
 def gathered(band: FactorBand, name: str) -> Wide:
-    """Sums that a band carries until it moves, from zero; exact in double precision."""
+    """Return the sums that a band carries until it moves, zero at first, in double precision."""
     if name not in band.arrays:
         band.arrays[name] = np.zeros(band.values.shape)
     return band.arrays[name]
@@ -151,7 +151,7 @@ class Gibbs(Sampler):
         return GibbsKernel(self, Passes(PASSES), COUNTED, WORK)
 
     def efficiency(self, model: Any, data: BlockedData) -> float:
-        """Most where counts are few: of c for each number of the factors, 1 / (1 + c) a draw."""
+        """Return 1 / (1 + c) for c events per factor entry: most where counts are few."""
         if not model.nonnegative or model.dispersion != self.dispersion:
             return 0.0
         return EFFICIENCY if observations_per_parameter(model, data) <= FEW_COUNTS else 0.0
@@ -230,13 +230,13 @@ class GibbsKernel(Kernel):
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
         """Draw a band from its conditional."""
         shapes, rates = self._conditional(program, band, factor, cycle)
-        with held(band.values, program.frozen[factor]):
+        with preserve_columns(band.values, program.frozen[factor]):
             fill_gamma(shapes, rates, *program.address(band, cycle, factor), band.values)
 
     def _conditional(
         self, program: Program, band: FactorBand, factor: int, cycle: int
     ) -> tuple[Wide, Wide]:
-        """Shapes and rates of a band's entries; what it had gathered is used up."""
+        """Return the shapes and rates of a band's entries, and reset its gathered sums."""
         rate, shape = program.prior(band, factor)
         shapes, rates = band.arrays.pop(ALLOCATED), band.arrays.pop(RATES)
         shapes += shape

@@ -46,7 +46,7 @@ from daskfactor.inference.steps import ConstantStep, Step, automatic_step, check
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import langevin_step
 from daskfactor.kernels.subsample import block_address
-from daskfactor.models.settings import held
+from daskfactor.models.settings import preserve_columns
 
 Array = NDArray[Any]
 Preconditioner = Literal["majorizer", "identity"]
@@ -86,13 +86,13 @@ def block_balance(mass: bytes, shape: tuple[int, ...]) -> list[NDArray[np.float6
     1 - variance / mean² over the band's blocks, at least 0; ``mass`` are these entries by
     weight, float64, in row-major order of ``shape``, the bands of each factor.
     """
-    counts, found = np.frombuffer(mass, np.float64).reshape(shape), []
+    counts, shares = np.frombuffer(mass, np.float64).reshape(shape), []
     for factor in range(len(shape)):
         others: Any = tuple(axis for axis in range(len(shape)) if axis != factor)
         others = others[0] if len(others) == 1 else others
         spread = counts.var(axis=others) / np.maximum(counts.mean(axis=others), 0.1) ** 2
-        found.append(np.maximum(0.0, 1.0 - spread))
-    return found
+        shares.append(np.maximum(0.0, 1.0 - spread))
+    return shares
 
 
 def first_two(bands: Bands) -> tuple[Array, Array]:
@@ -161,7 +161,7 @@ class LangevinKernel(Kernel):
             if "metric" in self.arrays:  # the metric of frozen components is infinite
                 langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched[factor])
             else:
-                with held(band.values, program.frozen[factor]):
+                with preserve_columns(band.values, program.frozen[factor]):
                     langevin_step(band.values, gradient, None, *rest)
 
 
@@ -241,10 +241,10 @@ class LangevinSampler(Sampler):
                 'preconditioner="majorizer"'
             )
 
-    def _arrays(self, whole: bool = True) -> Arrays:
-        """Return the arrays of a kernel, on ``whole`` gradients or on parts of them."""
+    def _arrays(self, full: bool = True) -> Arrays:
+        """Return the arrays of a kernel, on ``full`` gradients or on parts of them."""
         metric = METRIC if self.preconditioner == "majorizer" else {}
-        return RECORDED | metric | ({"gradient": ArraySpec()} if whole else {})
+        return RECORDED | metric | ({"gradient": ArraySpec()} if full else {})
 
     def _step(self, model: Any, data: Data, blocks: int = 1, share: float = 1.0) -> Any:
         """Return the step; an automatic one where none is chosen and there are data."""
@@ -339,11 +339,11 @@ class PSGLD(LangevinSampler):
         self._check(model, data, on_device)
         parts = count_parts(data)
         step = self._step(model, data, parts)
-        return PartsKernel(self, self.schedule, self._arrays(whole=False), Work(parts), step)
+        return PartsKernel(self, self.schedule, self._arrays(full=False), Work(parts), step)
 
 
 class Pair(LangevinSampler):
-    """Two coupled chains of a sampler on whole or partial gradients, with half a step and one."""
+    """Two coupled chains of a sampler on full or partial gradients, with half a step and one."""
 
     efficiency = Sampler.efficiency
     tracks: ClassVar[tuple[Track, ...]] = (

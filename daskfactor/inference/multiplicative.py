@@ -27,7 +27,7 @@ from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals
-from daskfactor.models.settings import FixedComponents, Mask, held
+from daskfactor.models.settings import FixedComponents, Mask, preserve_columns
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -293,7 +293,7 @@ def initial_state(
     attempt: int = 0,
     executor: Executor | None = None,
 ) -> ChainState:
-    """Random positive factors under which μ has about the mean of the data.
+    """Return random positive factors under which μ has about the mean of the data.
 
     Every band draws its own rows, where an executor holds it, if there is one.
     """
@@ -380,8 +380,8 @@ def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = Non
     floor = mean_floor(data, likelihood)
     if in_one_call(descent, likelihood, priors, iterations):
         penalties = float(priors[0][0]), float(priors[1][0])
-        whole = WholeUpdates(likelihood, floor, (0,), penalties=penalties, cycles=iterations)
-        run_pass(descent.place, whole)
+        updates = WholeUpdates(likelihood, floor, (0,), penalties=penalties, cycles=iterations)
+        run_pass(descent.place, updates)
         if on_cycle is not None:
             on_cycle(iterations - 1)
         return
@@ -415,11 +415,11 @@ def in_one_call(
 ) -> bool:
     """Return whether all updates fit in one call: one small block, one penalty for each factor."""
     data, model = descent.data, descent.model
-    here = data.n_observed.shape == (1, 1) and not descent.executor.on_device
+    in_one_block = data.n_observed.shape == (1, 1) and not descent.executor.on_device
     short = iterations * float(data.n_observed.sum()) * model.n_components <= SHORT_CALL
     plain = all(not pull and not np.ndim(penalty) for penalty, pull in priors)
     plain = plain and likelihood.exponent == likelihood.share == 1.0
-    return here and short and plain and all(mask is None for mask in model.frozen)
+    return in_one_block and short and plain and all(mask is None for mask in model.frozen)
 
 
 def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
@@ -442,7 +442,7 @@ def move_by_share(
     """
     band, share, factor, _ = gathered
     penalty, pull = priors[factor]
-    with held(band.values, frozen[factor]):
+    with preserve_columns(band.values, frozen[factor]):
         multiply_by_share(band.values, share, penalty, pull, likelihood, smallest)
         if everywhere:
             np.maximum(band.values, smallest, out=band.values)
@@ -552,7 +552,7 @@ def start_state(
     attempt: int = 0,
     executor: Executor | None = None,
 ) -> ChainState:
-    """Random positive factors under which μ has about the mean of the data.
+    """Return random positive factors under which μ has about the mean of the data.
 
     Of those of an ``attempt``, from 0; frozen components have their values.
     """

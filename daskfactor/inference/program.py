@@ -543,7 +543,7 @@ def normalizer(
     executor: Executor,
     only: Array | None = None,
 ) -> float:
-    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every law with a density.
+    """Return Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for laws with a density.
 
     Of ``only`` some blocks, (B, B), if that is given. By weight, if cells have any; those from
     uncertainties divide φ instead.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import (
-    cell_positions,
+    cells_at,
     cells_of_tensor,
     one_of,
     positive_number,
@@ -188,7 +188,7 @@ def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> flo
     return rows * model.width * data.dtype.itemsize * share + learnt_bytes(data, model)
 
 
-def kept_copies(data: BlockedData, stored: bool) -> tuple[bool, bool]:
+def copies_in_memory(data: BlockedData, stored: bool) -> tuple[bool, bool]:
     """Return whether results hold a copy of the data, and of the weights of their cells.
 
     Data are held if they are dense, in memory, and small or for a store; their weights with them,
@@ -436,7 +436,8 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
         cells = data.missing_cells()
     else:
         dims = data.labels.row_dim, data.labels.col_dim
-        cells = cell_positions(monitor, data.shape, dims, MONITOR, data.labels.keys)
+        rows, columns = cells_at(monitor, data.shape, MONITOR, dims, data.labels.keys)
+        cells = rows, columns
     return cells if cells[0].size else None
 
 
@@ -446,7 +447,7 @@ def _cells_of(monitor: dict[str, Any], data: CoupledData) -> Cells | None:
     for name, cells in monitor.items():
         if name not in names:
             raise OptionError(f"monitor names {name!r}, and the matrices are {', '.join(names)}")
-        named = cell_positions(cells, data.part_shape(name), ("row", "column"), MONITOR)
+        named = cells_at(cells, data.part_shape(name), MONITOR, ("row", "column"))
         cells_of_each.append(data.cells_of(name, *named))
     if not cells_of_each:
         return None

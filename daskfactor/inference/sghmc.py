@@ -82,7 +82,7 @@ ACROSS = 2
 
 
 def automatic_momentum_step(blocks: int, n_components: int) -> ConstantStep:
-    """The step at which a cycle has the length √0.12 whatever the number of blocks.
+    """Return the step at which a cycle has the length √0.12 for any number of blocks.
 
     A row whose few entries lie in one block is kicked once a cycle, B times as hard,
     so that what bounds the step is the length of a cycle, B √step: the largest
@@ -183,7 +183,7 @@ class SGHMC(Sampler):
         object.__setattr__(self, "step", checked_step(self.step))
 
     def efficiency(self, model: Any, data: BlockedData) -> float:
-        """Most: draws of `Gibbs` take ten times as long, and forget twice as fast."""
+        """Return the most: draws of `Gibbs` take ten times as long and forget twice as fast."""
         long = not model.nonnegative or takes_long_steps(model, data)
         return EFFICIENCY if long else SHORT_EFFICIENCY
 
@@ -196,8 +196,8 @@ class SGHMC(Sampler):
         schedule: Any = self.schedule
         if schedule == "auto":
             schedule = Cyclic() if squares else Reshuffled()
-        given = {"friction": friction, "schedule": schedule, "warm_start": warm_start}
-        options, parts, step = replace(self, **given), count_parts(data), cast("Any", self.step)
+        values = {"friction": friction, "schedule": schedule, "warm_start": warm_start}
+        options, parts, step = replace(self, **values), count_parts(data), cast("Any", self.step)
         if squares:
             _check_shapes(model)
         if step == "auto" and (squares or data is None):  # without data it is not taken

@@ -229,7 +229,7 @@ def save_values(band: FactorBand, name: str) -> None:
 
 
 def restore_values(band: FactorBand) -> None:
-    """Go back to where both updates led."""
+    """Restore the values that both updates led to."""
     band.values[:] = band.arrays[POINTS[-1]]
 
 

@@ -102,7 +102,7 @@ def chains_together(setting: Setting, place: Place) -> int:
 
 
 def time_of(setting: Setting, place: Place, flops: float) -> dict[str, Any]:
-    """Say how long a run takes and, in other processes, what these send each other in a cycle.
+    """Estimate the time of a run and, for several processes, the bytes sent in a cycle.
 
     ``flops`` are those of the whole run.
     """
@@ -158,7 +158,7 @@ def _over_workers(
 
 
 def _limits(work: float, place: Place, blocks: int, data: BlockedData) -> dict[str, int]:
-    """Say from how many workers on, and below which size of data, the network is the limit.
+    """Describe for how many workers, and for what size of data, the network is the limit.
 
     A worker of T threads does w / (P T) of the work, in units of the time that one card has for
     all hops, and sends (1 - 1/P) / P of them; hops grow with the bands, of which there are 2 P T

@@ -46,7 +46,7 @@ NO_FITS = np.empty(0)
 """Stands for sums of fit that are not needed."""
 
 
-class Taken(NamedTuple):
+class Prepared(NamedTuple):
     """A block as kernels take it: their factory, the block, the law, and scratch."""
 
     accumulation: Callable[..., Kernel]
@@ -56,7 +56,7 @@ class Taken(NamedTuple):
     work: Any
 
 
-def _taken(block: Block, work: Workspace, factor: int | None = None) -> Taken:
+def _prepared(block: Block, work: Workspace, factor: int | None = None) -> Prepared:
     view, likelihood, factors, floor = block
     N, K, dtype = len(factors), factors[0].shape[1], factors[0].dtype
     law = floor, likelihood.numbers
@@ -66,11 +66,11 @@ def _taken(block: Block, work: Workspace, factor: int | None = None) -> Taken:
         complete = isinstance(view, BlockView) and view.complete
         add = partial(dense.accumulation, likelihood, complete=complete)
         fit, tiles = partial(dense.evaluation, likelihood), work.tiles(view.m, view.n, K, dtype)
-        return Taken(add, fit, view.arguments, law, tiles)
+        return Prepared(add, fit, view.arguments, law, tiles)
     kind = likelihood, view.zeros, N, K, view.weights is not None
     add, fit = partial(sparse.accumulation, *kind), partial(sparse.evaluation, *kind)
     rows = 0 if factor is None else view.shape[factor]
-    return Taken(add, fit, view.entries, law, work.sums(N, K, rows, dtype))
+    return Prepared(add, fit, view.entries, law, work.sums(N, K, rows, dtype))
 
 
 def accumulate(block: Block, kind: Kind, sums: Sums, work: Workspace, scale: float = 1.0) -> None:
@@ -94,7 +94,7 @@ def accumulate(block: Block, kind: Kind, sums: Sums, work: Workspace, scale: flo
         return
     numbers = [n for n, term in enumerate(sums.terms) if term is not None]
     factor = numbers[0] if len(numbers) == 1 else None
-    taken = _taken(block, work, factor)
+    prepared = _prepared(block, work, factor)
     curved, share = bool(sums.curvatures), likelihood.share
     if kind == "score" and not (curved or sums.fits):
         scale, share = scale * share, 1.0
@@ -105,8 +105,8 @@ def accumulate(block: Block, kind: Kind, sums: Sums, work: Workspace, scale: flo
         for arrays in gains[:2]
     )
     fits = gains.fits[factor] if factor is not None and gains.fits else NO_FITS
-    kernel = taken.accumulation(kind=kind, factor=factor, curved=curved)
-    kernel(taken.block, factors, scale, taken.law, (terms, curvatures, fits), taken.work)
+    kernel = prepared.accumulation(kind=kind, factor=factor, curved=curved)
+    kernel(prepared.block, factors, scale, prepared.law, (terms, curvatures, fits), prepared.work)
     if gains is not sums:
         sums.add(share, gains)
 
@@ -123,11 +123,11 @@ def evaluate(
     if isinstance(view, cuda.Part):
         cuda.evaluate(cuda.Pass(*block), out, cells)
         return
-    taken = _taken(block, work)
+    prepared = _prepared(block, work)
     if cells is None:
         moments = np.empty(0, factors[0].dtype)
         cells = (np.empty(0, np.int32),) * len(factors), moments, moments, 1
-    taken.evaluation()(taken.block, factors, taken.law, out, cells, taken.work)
+    prepared.evaluation()(prepared.block, factors, prepared.law, out, cells, prepared.work)
 
 
 def gradient(
@@ -149,11 +149,11 @@ def gradient(
 
 def go_path(block: Block, factor: int, path: RowPaths, work: Workspace) -> None:
     """Go a whole path in one compiled call: what `accumulate`, kicks and drifts do in turn."""
-    taken, (_, likelihood, factors, _) = _taken(block, work, factor), block
-    slope = taken.accumulation(kind="score", factor=factor, curved=False)
+    prepared, (_, likelihood, factors, _) = _prepared(block, work, factor), block
+    slope = prepared.accumulation(kind="score", factor=factor, curved=False)
     go = path_kernel(slope, path.prior[1] != 1.0)
     each = tuple(path.gradient[: None if n == factor else 0] for n in range(len(factors)))
-    go(taken.block, factors, taken.law, path, each, likelihood.share, taken.work)
+    go(prepared.block, factors, prepared.law, path, each, likelihood.share, prepared.work)
 
 
 def update_block(
@@ -163,11 +163,11 @@ def update_block(
 
     They are those of `multiply_by_share` without a pull, at an exponent of 1.
     """
-    taken, factors = _taken(block, work), block[2]
-    adds = [taken.accumulation(kind="ratio", factor=n, curved=True) for n in range(2)]
+    prepared, factors = _prepared(block, work), block[2]
+    adds = [prepared.accumulation(kind="ratio", factor=n, curved=True) for n in range(2)]
     shares = [tuple([np.zeros_like(theta) for theta in factors]) for _ in range(2)]
     kernel = update_kernel(*adds)
-    kernel(taken.block, factors, taken.law, *shares, penalties, cycles, taken.work)
+    kernel(prepared.block, factors, prepared.law, *shares, penalties, cycles, prepared.work)
 
 
 def add_subsample(block: Block, *rest: Any) -> None:

@@ -445,16 +445,16 @@ def row_energies(
     shape, power, phi = prior
     excess, last = shape - power, (rates.shape[0] - 1, rates.shape[1] - 1)
     for i in range(theta.shape[0]):
-        own, moving = 0.0, 0.0
+        penalty, moving = 0.0, 0.0
         for k in range(theta.shape[1]):
             u = np.float64(momentum[i, k])
             moving += u * u
             if free[k]:
                 x = np.float64(theta[i, k])
-                own += rates[min(i, last[0]), min(k, last[1])] * x
+                penalty += rates[min(i, last[0]), min(k, last[1])] * x
                 if excess != 0:
-                    own -= excess * np.log(x)
-        out[i] = own + 0.5 * moving - fits[i] / phi
+                    penalty -= excess * np.log(x)
+        out[i] = penalty + 0.5 * moving - fits[i] / phi
 
 
 @entrywise

@@ -32,7 +32,7 @@ NEGATIVE_BINOMIAL = "negative binomial"
 
 
 def _law_setting(name: str, value: Any) -> Any:
-    """A power beta, the name of a law, or ``"auto"``."""
+    """Check a likelihood: a power beta, the name of a likelihood, or ``"auto"``."""
     if isinstance(value, str):
         if value in (*BETAS, NEGATIVE_BINOMIAL, "auto"):
             return value
@@ -42,7 +42,7 @@ def _law_setting(name: str, value: Any) -> Any:
 
 
 def _factor_setting(name: str, value: Any) -> Any:
-    """The name of a factor, or None."""
+    """Check the name of a factor, or None."""
     if value is None or (isinstance(value, str) and value):
         return value
     raise ModelError(f"{name} of a relation is the name of a factor, got {value!r}")
@@ -167,7 +167,7 @@ class JointLaw(Likelihood):
         return out
 
     def variance(self, mu: ArrayLike, dispersion: Any) -> Array:
-        """Variance of an observation that says as much as one of all data does on average."""
+        """Return the variance of an observation with the average information of all data."""
         each = zip(self.laws, _for_each(self.laws, dispersion), self.observed, strict=True)
         information = sum(number / law.variance(mu, phi) for law, phi, number in each)
         return np.asarray(sum(self.observed) / information)
@@ -333,7 +333,7 @@ class Coupled(GammaFactors):
                 raise type(error)(f"{place['name']}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values."""
+        """Return the model as plain JSON values."""
         settings = super().to_dict()
         if self.relations is not None:
             settings["relations"] = {name: asdict(one) for name, one in self.relations.items()}

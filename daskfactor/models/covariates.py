@@ -199,7 +199,7 @@ class Covariates(StoredArrays):
 
 
 def checked_covariates(name: str, value: Any) -> Covariates | None:
-    """Covariates from what the user passed: an array (n, F), dense, sparse or labelled.
+    """Check covariates (n, F), dense, sparse or labelled.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def checked_covariates(name: str, value: Any) -> Covariates | None:
 
 
 def _index(value: Any, axis: int) -> Any:
-    """Labels along an axis of an xarray.DataArray or a pandas.DataFrame."""
+    """Return the labels along an axis of an xarray.DataArray or a pandas.DataFrame."""
     if hasattr(value, "dims") and hasattr(value, "indexes"):
         return value.indexes.get(value.dims[axis])
     return getattr(value, ("index", "columns")[axis], None)
@@ -303,7 +303,7 @@ class SideInformation(FactorModel):
     starting_ridges = both("starting_ridge", "Precisions of links, or means of their priors.")
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
-        """The model for data of this shape and these labels, which covariates are matched to."""
+        """Return the model for data of this shape, its covariates matched to the labels."""
         matched = {}
         for prior, of_side in zip(self.factor_priors, labels, strict=True):
             if prior.covariates is not None:

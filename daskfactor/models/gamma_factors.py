@@ -42,7 +42,7 @@ Rate = Any
 
 
 def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> float:
-    """Summed log-density of independent gamma variables.
+    """Return the summed log-density of independent gamma variables.
 
     ``sum(shape log(rate) - log Gamma(shape) + (shape - 1) log(factor) - rate factor)``
 
@@ -94,7 +94,7 @@ def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> floa
 
 
 def clipped_gamma_log_density(factor: NDArray[Any], rate: Rate, shape: float) -> float:
-    """As `gamma_log_density` of a factor that a sampler has moved, always finite.
+    """Return `gamma_log_density` of a factor that a sampler has moved, always finite.
 
     Entries count as at least the smallest normal number: arithmetic of finite precision
     may put one on zero, where a gamma density has no finite logarithm.
@@ -121,7 +121,7 @@ class Hyperparameters(NamedTuple):
     shape_h: float = 1.0
 
     def prior(self, factor: int) -> tuple[Any, float]:
-        """Rate and shape of the prior on W (``factor`` 0) or H (1, and further ones)."""
+        """Return rate and shape of the prior on W (``factor`` 0) or H (1, and further ones)."""
         rate = (self.rate_w, self.rate_h)[min(factor, 1)]
         shape = (self.shape_w, self.shape_h)[min(factor, 1)]
         return (np.array(rate) if isinstance(rate, tuple) else rate), shape
@@ -290,7 +290,7 @@ class GammaFactors(SideInformation):
         return w, h
 
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
-        """Log-density of both factors under their gamma priors.
+        """Return the log-density of both factors under their gamma priors.
 
         Parameters
         ----------
@@ -433,12 +433,12 @@ class GammaFactors(SideInformation):
         return self
 
     def without_spikes(self) -> Self:
-        """The same with shapes of at least 1, under which the posterior has a maximum."""
+        """Return the model with shapes of at least 1, under which the posterior has a maximum."""
         w, h = (max(1.0, shape) for shape in self.starting_shapes)
         return self.changed(shape_w=w, shape_h=h)
 
     def auto_rate(self, mean: float) -> float:
-        """Rate ``sqrt(K / mean)`` for both priors, under which ``mu`` has the mean of the data.
+        """Return the rate ``sqrt(K / mean)``, under which ``mu`` has the mean of the data.
 
         A prior of shape ``a`` takes ``a`` times as much.
 
@@ -455,7 +455,7 @@ class GammaFactors(SideInformation):
         return float(np.sqrt(self.n_components / mean))
 
     def tilt(self, mean: float) -> float:
-        """Root of the ratio of W's prior mean to H's under ``"auto"`` rates.
+        """Return the square root of W's prior mean over H's under ``"auto"`` rates.
 
         1 unless components are frozen: then their values say what the scale is.
         """
@@ -505,7 +505,7 @@ class GammaFactors(SideInformation):
     # -- what is learnt --------------------------------------------------------
 
     def hyperpriors(self, mean: float, shapes: Pair) -> list[Gamma | None]:
-        """Priors of the rates of W and of H under these shapes; None where they are fixed."""
+        """Return the priors of the rates of W and of H under these shapes; None where fixed."""
         rates = self.rates_under(mean, shapes)
         if self.shares_rates:
             return [Gamma.shared(*rates)] * 2
@@ -515,7 +515,7 @@ class GammaFactors(SideInformation):
     def _conditionals(
         self, mean: float, shapes: Pair, totals: Sequence[Totals]
     ) -> list[tuple[Any, Any, Any]]:
-        """Hyperpriors, with the powers of rates and the sums they multiply in the densities.
+        """Return hyperpriors, powers of the rates, and the sums that rates multiply in the density.
 
         One for each factor, or a single one where both share rates.
         """
@@ -614,5 +614,5 @@ class GammaFactors(SideInformation):
 
 
 def _weights(shapes: Pair, totals: Sequence[Totals]) -> list[NDArray[np.float64]]:
-    """Powers of the rates in the densities of both factors."""
+    """Return the powers of the rates in the densities of both factors."""
     return [shape * sums.entries for shape, sums in zip(shapes, totals, strict=True)]

@@ -181,7 +181,7 @@ class GaussianMF(SideInformation):
         return self.n_components + (2 if self.biases else 1)
 
     def moving(self, factor: int) -> list[int]:
-        """Columns of packed W (``factor`` 0) or H (1) that are no constants."""
+        """Return the columns of packed W (``factor`` 0) or H (1) that are not constant."""
         K = self.n_components
         return [*range(K), K + factor] if self.biases else list(range(K))
 
@@ -197,7 +197,7 @@ class GaussianMF(SideInformation):
         return replace(self, noise=1.0) if self.noise == "auto" else self
 
     def start(self, mean: float, variance: float) -> GaussianHyper:
-        """Hyperparameters to start from; fixed ones are what they are fixed at.
+        """Return initial hyperparameters; fixed ones have their fixed values.
 
         Parameters
         ----------
@@ -292,7 +292,7 @@ class GaussianMF(SideInformation):
         return relevant(variances, observed / hyper.noise, sum(shape))
 
     def pack(self, side: str, factor: Array, bias: Array | None, mean: float) -> Array:
-        """A packed factor, (n, width), from (n, K) and the biases (n,).
+        """Return a packed factor (n, width) from (n, K) and the biases (n,).
 
         ``side`` is ``"rows"`` or ``"columns"``. Column biases hold the overall level;
         without biases in the model, ``mean`` stands in their place.
@@ -305,7 +305,7 @@ class GaussianMF(SideInformation):
         return np.hstack([factor, column, ones] if side == "rows" else [factor, ones, column])
 
     def unpack(self, side: str, packed: Array) -> dict[str, Array]:
-        """Named parts of a packed factor, along the last axis; views.
+        """Return views of the named parts of a packed factor, along the last axis.
 
         Works for draws, means and variances alike.
 

@@ -163,15 +163,15 @@ class Likelihood(Frozen, ABC):
 
     @abstractmethod
     def deviance(self, v: ArrayLike, mu: ArrayLike) -> Array:
-        """Divergence of observations from their means, element by element."""
+        """Return the divergence of observations from their means, element by element."""
 
     @abstractmethod
     def variance(self, mu: ArrayLike, dispersion: float) -> Array:
-        """Variance of an observation."""
+        """Return the variance of an observation."""
 
     @abstractmethod
     def log_normalizer(self, v: ArrayLike, dispersion: Any) -> Array:
-        """Part of the log-density that is free of the mean; minus infinity off the support.
+        """Return the part of the log-density without the mean; minus infinity off the support.
 
         Under a normal law each observation may have a dispersion of its own.
         """
@@ -184,17 +184,17 @@ class Likelihood(Frozen, ABC):
     def interval(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9
     ) -> tuple[Array, Array]:
-        """Equal-tailed interval of a new observation whose mean is uncertain."""
+        """Return the equal-tailed interval of a new observation whose mean is uncertain."""
 
     def log_density(self, v: ArrayLike, mu: ArrayLike, dispersion: float) -> Array:
-        """Logarithm of the normalised density, element by element."""
+        """Return the logarithm of the normalised density, element by element."""
         base, (law, phi) = self.log_normalizer(v, dispersion), self.at(dispersion)
         with np.errstate(invalid="ignore"):
             value = base - law.deviance(v, mu) / phi
         return np.where(base == -np.inf, -np.inf, value)
 
     def spacing(self, dispersion: Any) -> Any:
-        """Distance between the values that an observation may have; 1 too where any may be.
+        """Return the spacing of possible values of an observation; 1 for continuous ones, too.
 
         A density over it is one for each unit of v, which dispersions can be compared by.
         """
@@ -203,7 +203,7 @@ class Likelihood(Frozen, ABC):
     def observation_variance(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float
     ) -> Array:
-        """Total variance of a new observation: that of its mean, and the law's at the mean.
+        """Return the total variance of a new observation: that of its mean plus the likelihood's.
 
         Exact where the law's variance is linear in the mean or constant. Else it leaves out
         what the curvature of the variance adds; putting that in moved the coverage of
@@ -216,5 +216,5 @@ class Likelihood(Frozen, ABC):
         return 0.0
 
     def floor(self, typical: float) -> float:
-        """Smallest mean that gradients are taken at, for data of this typical size."""
+        """Return the smallest mean at which gradients are taken, for data of this typical size."""
         return 1e-6 * typical

@@ -125,12 +125,12 @@ class NegativeBinomial(Likelihood):
     def observation_variance(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: Any
     ) -> Array:
-        r"""Total variance of a new observation: :math:`m + \alpha (m^2 + s^2) + s^2`, exactly."""
+        r"""Return the variance of a new observation: :math:`m + \alpha (m^2 + s^2) + s^2`."""
         variance = super().observation_variance(mean, variance_of_mean, dispersion)
         return np.asarray(variance + dispersion * np.asarray(variance_of_mean, dtype=np.float64))
 
     def log_normalizer(self, v: ArrayLike, dispersion: Any) -> Array:
-        r"""Logarithm of p(v | v), element by element; minus infinity below zero.
+        r"""Return the logarithm of p(v | v), element by element; minus infinity below zero.
 
         .. math:: -\tfrac12 \log(2 \pi v (1 + \alpha v)) + s(v + r) - s(r) - s(v)
 
@@ -153,7 +153,7 @@ class NegativeBinomial(Likelihood):
     def interval(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: Any, level: float = 0.9
     ) -> tuple[Array, Array]:
-        """Equal-tailed interval for a new count at every cell.
+        """Return the equal-tailed interval for a new count at every cell.
 
         Of the negative binomial law with the mean and the variance of `observation_variance`,
         which is exact where the mean is known. Ends are whole numbers, both inside, and the

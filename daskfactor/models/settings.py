@@ -58,11 +58,11 @@ class StoredModel(Checked):
     default_evidence: ClassVar[str] = "ThermodynamicIntegration"
 
     def changed(self, **settings: Any) -> Self:
-        """The same model with other settings."""
+        """Return the model with other settings."""
         return replace(self, **settings)
 
     def with_components(self, n_components: int) -> Self:
-        """The same model with another number of components."""
+        """Return the model with another number of components."""
         return self.changed(n_components=n_components)
 
     def check_settled(self, purpose: str) -> None:
@@ -75,7 +75,7 @@ class StoredModel(Checked):
         """
 
     def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values, with its class under ``"type"``; without its arrays.
+        """Return the model as JSON values, with its class under ``"type"``, without its arrays.
 
         Fields that do not count in comparisons are left out: they follow from the data.
         """
@@ -84,12 +84,12 @@ class StoredModel(Checked):
         return {"type": type(self).__name__} | settings | described
 
     def _stored_arrays(self) -> dict[str, "StoredArrays"]:
-        """Settings that are arrays, by name."""
+        """Return the settings that are arrays, by name."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: one for name, one in settings.items() if isinstance(one, StoredArrays)}
 
     def arrays(self) -> dict[str, Array]:
-        """Arrays that a run's store keeps beside `to_dict`, by setting and part."""
+        """Return the arrays that a run's store keeps beside `to_dict`, by setting and part."""
         return {
             f"{name}/{part}": array
             for name, setting in self._stored_arrays().items()
@@ -97,12 +97,12 @@ class StoredModel(Checked):
         }
 
     def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        """The model of a stored run, which `from_dict` gives, with these `arrays`."""
+        """Return the model of a stored run, made by `from_dict`, with these `arrays`."""
         settings = self._stored_arrays()
         return self.changed(**{name: settings[name].read(name, arrays) for name in settings})
 
     def with_frozen_of(self, W: Array, Ht: Array) -> Self:
-        """The model of a stored run with the frozen components of its factors, (n, K)."""
+        """Return the model of a stored run with the frozen components of its factors, (n, K)."""
         factors, settings = {"fixed_w": W, "fixed_h": Ht}, self._stored_arrays()
         return self.with_arrays(
             {
@@ -171,15 +171,15 @@ class StoredArrays(ABC):
         """Return those of some rows, by position, mask or slice."""
 
     def described(self) -> list[int]:
-        """The numbers that are stored with the model."""
+        """Return the numbers that are stored with the model."""
         return list(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
 
     def arrays(self) -> dict[str, Array]:
-        """Arrays by the names of their parts; none in the model of a stored run."""
+        """Return arrays by the names of their parts; none in the model of a stored run."""
         return {} if self.values is None else {"values": self.values}
 
     def read(self, name: str, arrays: Mapping[str, Array]) -> Self:
-        """The same with its arrays among those of a run, where the setting has this name."""
+        """Return the setting of this name with its arrays from those of a run."""
         return replace(self, values=arrays.get(f"{name}/values"))  # type: ignore[type-var]
 
 
@@ -304,13 +304,13 @@ class FactorModel(StoredModel, ABC):
         return hyper._replace(**{name: values[name] for name in hyper._fields})
 
     def with_dispersion(self, dispersion: float) -> Self:
-        """The same with this in place of a dispersion that was estimated; not of one drawn."""
+        """Return the model with this value of a dispersion that was estimated, not drawn."""
         drawn = "dispersion" in {one.name for one in self.learnt}
         estimated = getattr(self, "dispersion", None) == "auto" and not drawn
         return self.changed(dispersion=dispersion) if estimated else self
 
     def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
-        """The same with the dispersion that the attributes of its results tell."""
+        """Return the model with the dispersion in the attributes of its results."""
         return self.with_dispersion(float(attrs["dispersion"]))
 
     @property
@@ -328,7 +328,7 @@ class FactorModel(StoredModel, ABC):
         return free_components(self.frozen[min(factor, 1)], self.n_components)
 
     def component_names(self) -> tuple[str, ...] | None:
-        """Names of the factors' columns; None: they are the components, by number."""
+        """Return the names of the factors' columns; None for components by number."""
         return None
 
     def density_spread(self, shape: tuple[int, int]) -> float:
@@ -376,7 +376,7 @@ class FactorModel(StoredModel, ABC):
                 )
 
     def placed(self, places: Mapping[str, Any] | None) -> Any:
-        """The model of data that are several matrices in their places, see `joins`.
+        """Return the model for several matrices, see `joins`.
 
         Raises
         ------
@@ -391,15 +391,15 @@ class FactorModel(StoredModel, ABC):
         return self
 
     def dispersion_attrs(self, dispersion: Any) -> dict[str, Any]:
-        """Dispersions by the names that results have, in units of the data."""
+        """Return dispersions by their names in results, in units of the data."""
         return {"dispersion": dispersion}
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
-        """The model with a number of components, for data of this shape with these labels."""
+        """Return the model with a number of components for data of this shape and labels."""
         return self
 
     def with_uncertainty(self) -> Self:
-        """The model of cells that have standard deviations: an ``"auto"`` dispersion is 1.
+        """Return the model for data with standard deviations: an ``"auto"`` dispersion is 1.
 
         Raises
         ------
@@ -438,7 +438,7 @@ class FactorModel(StoredModel, ABC):
         return 0.0
 
     def with_constants(self, side: str, factor: Array, mean: float) -> Array:
-        """A factor (n, width) of ``"rows"`` or ``"columns"`` of data with this mean.
+        """Return the factor (n, width) of ``"rows"`` or ``"columns"`` of data with this mean.
 
         Columns that are constants of the data are as they are there.
         """
@@ -446,7 +446,7 @@ class FactorModel(StoredModel, ABC):
 
 
 def checked_count(name: str, value: Any, words: Sequence[str] = ()) -> Any:
-    """A whole number of at least 1, as a plain int, or one of some words."""
+    """Check a whole number of at least 1, or one of some words."""
     if isinstance(value, str) and value in words:
         return value
     try:
@@ -460,7 +460,7 @@ def checked_count(name: str, value: Any, words: Sequence[str] = ()) -> Any:
 
 
 def as_number(value: Any) -> float:
-    """A plain float; NaN if the value is no number."""
+    """Return a plain float; NaN if the value is no number."""
     try:
         return math.nan if isinstance(value, (bool, np.bool_)) else float(value)
     except (TypeError, ValueError):
@@ -468,7 +468,7 @@ def as_number(value: Any) -> float:
 
 
 def checked_positive(name: str, value: Any, words: Sequence[str] = (), advice: str = "") -> Any:
-    """A positive, finite number, as a plain float, or one of some words."""
+    """Check a positive, finite number, or one of some words."""
     if isinstance(value, str) and value in words:
         return value
     number = math.nan if isinstance(value, str) else as_number(value)
@@ -534,7 +534,7 @@ class FixedComponents(StoredArrays):
 
 
 def checked_fixed(name: str, value: Any, n_components: int) -> FixedComponents | None:
-    """Frozen components from what the user passed: an array (I, F) for W, (F, J) for H.
+    """Check frozen components: an array (I, F) for W, (F, J) for H.
 
     A component of NaN alone is free.
 
@@ -575,7 +575,7 @@ def checked_fixed(name: str, value: Any, n_components: int) -> FixedComponents |
 
 
 def as_table(name: str, value: Any, layout: str, compressed: bool = False) -> Any:
-    """A table of real numbers in double precision: dense, or sparse ones in compressed rows.
+    """Return a table of real numbers in double precision, dense or in compressed rows.
 
     What is masked is NaN.
 
@@ -619,7 +619,7 @@ def named_columns(mask: NDArray[np.bool_]) -> list[int]:
 
 
 @contextmanager
-def held(values: Array, frozen: Mask) -> Iterator[None]:
+def preserve_columns(values: Array, frozen: Mask) -> Iterator[None]:
     """Put the frozen columns of a band back after what is done inside."""
     if frozen is None:
         yield

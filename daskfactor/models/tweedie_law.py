@@ -41,7 +41,7 @@ _CHUNK = 1 << 14  # values whose summands are held at once (11 MB)
 
 
 def _unit_divergence(ratio: Array, excess: Array, beta: float) -> Array:
-    """d_beta(ratio | 1), ``excess = ratio - 1`` being given with all its digits.
+    """Return d_beta(ratio | 1) from ``excess = ratio - 1``, which has all its digits.
 
     Two equal formulas, one stable near beta = 0 and one near 1; a series near ratio = 1.
     """
@@ -101,13 +101,13 @@ def _wald_normalizer(v: Array, phi: float, beta: float) -> Array:
 
 
 def _half_normalizer(v: Array, phi: float, beta: float) -> Array:
-    """The compound Poisson series summed: a Bessel function (beta = 1/2 only)."""
+    """Return the sum of the compound Poisson series, a Bessel function (beta = 1/2 only)."""
     root = np.sqrt(v)
     return np.asarray(np.log(2.0 / phi) - np.log(root) + np.log(special.i1e(4.0 * root / phi)))
 
 
 def _compound_normalizer(v: Array, phi: float, beta: float) -> Array:
-    r"""Compound Poisson series, summed around its largest term.
+    r"""Sum the compound Poisson series around its largest term.
 
     With ``s = beta / (1 - beta)`` and ``m = v**beta / (phi beta)``, Stirling's
     formula turns the n-th summand, together with the part of the divergence that
@@ -202,7 +202,7 @@ def _deviance_2(v: Scalar, mu: Scalar) -> Scalar:
 
 
 def _deviance_half(v: Scalar, mu: Scalar) -> Scalar:
-    """2 (sqrt v - sqrt mu)**2 / sqrt mu."""
+    """Return 2 (sqrt v - sqrt mu)**2 / sqrt mu."""
     root = np.sqrt(mu)
     difference = (v - mu) / (np.sqrt(v) + root)
     return type(mu)(2) * difference * difference / root
@@ -214,7 +214,7 @@ def _deviance_minus_1(v: Scalar, mu: Scalar) -> Scalar:
 
 
 def _logarithmic_deviance(beta: float, arithmetic: Any) -> Function:
-    """Beta = 1: mu (r log r - x); beta = 0: x - log r; with r = v / mu and x = r - 1.
+    """Return mu (r log r - x) for beta = 1, x - log r for beta = 0; r = v / mu, x = r - 1.
 
     Near r = 1 they are put together from log r - x, which does not cancel.
     """
@@ -241,7 +241,7 @@ def _logarithmic_deviance(beta: float, arithmetic: Any) -> Function:
 
 
 def _general_deviance(beta: float, arithmetic: Any) -> Function:
-    """``mu**beta g(r)``, r = 1 + x = v / mu.
+    """Return ``mu**beta g(r)``, r = 1 + x = v / mu.
 
     Near r = 1: g = x**2 / 2 (1 + (beta - 2) x / 3 (1 + (beta - 3) x / 4 (...))).
     Elsewhere through expm1, of beta log r where beta is nearer 0 than 1 and of
@@ -278,7 +278,7 @@ def _fit_2(v: Scalar, mu: Scalar) -> Scalar:
 
 
 def _fit_1(v: Scalar, mu: Scalar) -> Scalar:
-    """The part -mu, which zeros have as well, is left to sums over rows."""
+    """Return the terms without -mu, which sums over rows add for zeros, too."""
     return v * math.log(mu), v / mu, 0.0
 
 
@@ -305,7 +305,7 @@ _LAWS: dict[float, Law] = {
 
 
 def checked_power(name: str, beta: Any) -> float:
-    """A power that a Tweedie law has, as a plain float."""
+    """Check a power that a Tweedie likelihood has."""
     value = as_number(beta)
     if not math.isfinite(value):
         raise ModelError(f"{name} must be a number (2: Gaussian, 1: Poisson), got {beta!r}")
@@ -392,7 +392,7 @@ class Tweedie(Likelihood):
             )
 
     def deviance(self, v: ArrayLike, mu: ArrayLike) -> Array:
-        r"""Beta-divergence of observations from their means, element by element.
+        r"""Return the beta-divergence of observations from their means, element by element.
 
         .. math:: d_\beta(v|\mu) = \frac{v^\beta}{\beta(\beta-1)}
             - \frac{v \mu^{\beta-1}}{\beta-1} + \frac{\mu^\beta}{\beta}
@@ -480,7 +480,7 @@ class Tweedie(Likelihood):
         return np.where(np.isnan(v), np.nan, value)
 
     def spacing(self, dispersion: Any) -> Any:
-        """Values of beta = 1 are multiples of the dispersion."""
+        """Return the dispersion for beta = 1, whose values are multiples of it."""
         return dispersion if self.beta == 1 else 1.0
 
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
@@ -499,7 +499,7 @@ class Tweedie(Likelihood):
     def interval(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9
     ) -> tuple[Array, Array]:
-        r"""Equal-tailed interval for a new observation at every cell.
+        r"""Return the equal-tailed interval for a new observation at every cell.
 
         The law that is matched to the mean ``m`` and the variance ``t`` of
         `Likelihood.observation_variance`:
@@ -566,7 +566,7 @@ class Tweedie(Likelihood):
         return lower, upper
 
     def _ends(self, m: Array, spread: Array, phi: float, levels: Array) -> Array:
-        """Quantiles at ``levels`` (2,) for positive means (n,): an array (2, n)."""
+        """Return quantiles (2, n) at ``levels`` (2,) for positive means (n,)."""
         from scipy import stats  # takes a second to import
 
         beta = self.beta
@@ -588,7 +588,7 @@ class Tweedie(Likelihood):
 
 
 def checked_dispersion(dispersion: Any) -> Any:
-    """A dispersion as a plain float; refuse one that is not positive and finite.
+    """Check a dispersion: positive and finite.
 
     Numbers of cells, which were checked with the data, stay an array.
     """
@@ -601,7 +601,7 @@ def checked_dispersion(dispersion: Any) -> Any:
 
 
 def _count_quantiles(m: Array, total: Array, levels: Array) -> Array:
-    """Smallest counts at which the distribution function reaches the levels."""
+    """Return the smallest counts at which the distribution function reaches the levels."""
     from scipy import stats  # takes a second to import
 
     excess = np.maximum(total - m, 0.0)

@@ -45,7 +45,7 @@ def described(script: Path) -> tuple[str, str, str]:
 
 
 def fenced(found: re.Match[str]) -> str:
-    """An indented command as a block of the shell."""
+    """Return an indented command as a shell block."""
     command = re.sub(r"^ {4}", "", found[0], flags=re.MULTILINE)
     return f"```sh\n{command.rstrip()}\n```\n"
 

@@ -17,7 +17,7 @@ from tests.cluster.programs import kill_one
 
 EXECUTORS = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 named = pytest.mark.parametrize("name", EXECUTORS)
-IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0, grace=10.0)
+IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0)
 
 SHORT = {
     "distributed.comm.timeouts.connect": "3s",

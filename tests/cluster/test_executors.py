@@ -22,7 +22,7 @@ from daskfactor.executors import cluster as executors_of_clusters
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.segment import PLUGIN, BandMessage
+from daskfactor.executors.segment import PLUGIN, BandMessage, SegmentRun, SegmentTask
 from daskfactor.executors.state import FactorBand, Portion, make_state
 from tests.cluster.programs import GATES, BrokenData, Gated, Holding, Reading, Slow, chain, oracle
 from tests.cluster.support import EXECUTORS, cluster, executing, named
@@ -192,50 +192,71 @@ def test_an_interrupt_stops_workers_that_wait_for_each_other(here):
 
 def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here):
     def open_late(dask_worker):
-        plugin = dask_worker.plugins[PLUGIN]
-        reasons = []
-        task = SimpleNamespace(attempt=("token", 0))
+        plugin, reasons = dask_worker.plugins[PLUGIN], []
+        task = SimpleNamespace(run_id="run")
         segment = SimpleNamespace(task=task, dask_key="early", abort=reasons.append)
-        plugin.transition("early", "executing", "cancelled")
-        plugin.open(segment)
-        plugin.close(("token", 0))
+        plugin.open(segment)  # Dask has no task of this key
+        plugin.close(segment)
         return str(*reasons)
 
     with executing(here) as executor:
         chain(executor, segments=1)  # registers the plugin
-        assert set(here.run(open_late).values()) == {"this attempt is over"}
+        assert set(here.run(open_late).values()) == {"the client has given this attempt up"}
 
 
-def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here):
-    """Also messages of an attempt that never began here, once a later one is over."""
+@pytest.mark.parametrize("large", [False, True])
+def test_messages_wait_with_their_sender_for_an_attempt_and_go_in_order(client, large):
+    """They are refused before it is open and once it is over; arrays come writable and whole."""
 
-    def receive(dask_worker):
+    def receiver(dask_worker):
         plugin = dask_worker.plugins[PLUGIN]
-        arrived = []
-        task = SimpleNamespace(attempt=("late", 1))
-        segment = SimpleNamespace(
-            task=task, dask_key="task", receive=lambda message: arrived.append(message.at[1])
-        )
+        plugin.arrived, task = [], SimpleNamespace(run_id="run")
+        segment = SimpleNamespace(task=task, dask_key="", receive=plugin.arrived.append)
+        segment.abort = lambda reason: None
+        plugin.close(segment)
+        plugin.late_open = lambda: plugin.open(segment)
 
-        def send(number, col):
-            plugin.receive([tuple(BandMessage(("late", number), (1, col), 0, ("",), None))], [b""])
+    def send(to, sizes, dask_worker):
+        plugin = dask_worker.plugins[PLUGIN]
+        ops = {0: [(0, 0, 0, 0, 1.0, True, None)]}
+        ends = (0, 1), (dask_worker.address, to)
+        segment = SegmentRun(SegmentTask("run", 0, 1, *ends, 9.0, None, (), ops=ops), plugin)
+        plugin._is_running = lambda segment: True
+        for number, size in enumerate(sizes):
+            band = FactorBand(number, np.full((size, 2), number, np.float32))
+            plugin.send(segment, to, BandMessage.from_band((1, number), 0, band))
+        plugin.sender = segment
 
-        send(0, 1)
-        send(1, 2)
-        plugin.open(segment)
-        send(1, 3)
-        plugin.close(("late", 1))
-        send(1, 4)
-        send(0, 5)
-        return [
-            arrived,
-            ("late", 0) in plugin._early_messages,
-            ("late", 1) in plugin._early_messages,
-        ]
+    def left(dask_worker):
+        segment = dask_worker.plugins[PLUGIN].sender
+        return len(segment.unsent), str(segment.scheduler.failure)
 
-    with executing(here) as executor:
+    def arrived(dask_worker):
+        found = dask_worker.plugins[PLUGIN].arrived
+        whole = all((m.band.values == m.at[1]).all() for m in found)
+        return [(m.at[1], len(m.band.values)) for m in found], whole
+
+    with executing(client) as executor:
         chain(executor, segments=1)  # registers the plugin
-        assert list(here.run(receive).values()) == [[[2, 3], False, False]] * 3
+    here, there = sorted(client.nthreads())
+    sizes = [100_000 if large else 10] * 5 + [3]
+    client.run(receiver, workers=[there])
+    client.run(send, there, sizes, workers=[here])
+    assert client.run(left, workers=[here])[here] == (1, "None")
+    assert client.run(arrived, workers=[there])[there] == ([], True)
+    client.run(lambda dask_worker: dask_worker.plugins[PLUGIN].late_open(), workers=[there])
+    until = time.monotonic() + 30
+    while client.run(left, workers=[here])[here] != (0, "None"):
+        assert time.monotonic() < until, "messages were not sent"
+        time.sleep(0.02)
+    assert client.run(arrived, workers=[there])[there] == (list(enumerate(sizes)), True)
+    client.run(send, "tcp://127.0.0.1:1", sizes, workers=[here])
+    while "cannot be reached" not in client.run(left, workers=[here])[here][1]:
+        assert time.monotonic() < until, "nobody was told"
+        time.sleep(0.02)
+    client.run(
+        lambda dask_worker: delattr(dask_worker.plugins[PLUGIN], "_is_running"), workers=[here]
+    )
 
 
 def test_a_ring_says_so_when_workers_are_busy(here):
@@ -279,6 +300,20 @@ def test_map_keeps_the_order_of_its_items_and_brings_errors_back(executor):
 
     refused(StoreError, r"item \d cannot be read", executor.map, fail, range(5))
     refused(EngineError, r"ZeroDivisionError", executor.map, lambda item, work: 1 // 0, range(5))
+
+
+def test_an_item_does_not_wait_for_the_one_before_it(executor):
+    """Each is a task, so that a thread does not do two dear ones while others have none."""
+    GATES["second"] = threading.Event()
+
+    def meet(item, work):
+        from tests.cluster.programs import GATES as gates
+
+        if item == 1:
+            gates["second"].set()
+        return gates["second"].wait(20)
+
+    assert executor.map(meet, range(12)) == [True] * 12
 
 
 def test_map_carries_data_and_state_along(executor):

@@ -43,10 +43,10 @@ def sent(monkeypatch):
     """Bytes of arrays in every message from worker to worker."""
     found = []
 
-    def send(self, address, message):
+    def send(self, segment, address, message):
         band = message.band
         found.append(band.values.nbytes + sum(own.nbytes for own in band.arrays.values()))
-        usual(self, address, message)
+        usual(self, segment, address, message)
 
     usual = RingWorkerPlugin.send
     monkeypatch.setattr(RingWorkerPlugin, "send", send)

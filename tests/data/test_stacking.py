@@ -398,7 +398,15 @@ def test_cells_are_held_out_and_every_index_keeps_one():
     named = dfac.hold_out(V, cells=mask)
     np.testing.assert_array_equal(np.sort(named.values), np.sort(V[mask]))
     missing = tuple(own[:1] for own in np.nonzero(np.isnan(V)))
-    refused(OptionError, "is missing", dfac.hold_out, V, cells=missing)
+    refused(OptionError, "are missing in V", dfac.hold_out, V, cells=missing)
+
+
+def test_a_named_mask_of_a_tensor_holds_out_its_own_cells():
+    V = xr.DataArray(np.arange(1.0, 25.0).reshape(2, 3, 4), dims=("a", "b", "c"))
+    mask = V.isin([2.0, 17.0])
+    held = dfac.hold_out(V, cells=mask.transpose("c", "a", "b"))
+    assert held.values.tolist() == [2.0, 17.0]
+    assert int(held.train.isnull().sum()) == 2
 
 
 # -- their units, which go with labels and values ------------------------------------------

@@ -297,9 +297,7 @@ class Member(SegmentRun):
     """A worker of a ring to which all bands come as bytes, its own ones too."""
 
     def receive(self, message):
-        is_bytes = isinstance(message.band, bytes)
-        raw = message.band if is_bytes else pickle.dumps(message.band, protocol=5)
-        super().receive(message._replace(band=raw))
+        super().receive(message._replace(band=pickled(message.band)))
 
 
 class Network:
@@ -310,11 +308,9 @@ class Network:
         self.state = state
         shares = {str(rank): count for rank, count in enumerate(counts)}
         here, lanes = Here(state), [1] * len(counts)
-        tasks = make_segment_tasks(
-            work, here, shares, lanes, ("token", 0), work.report_progress, 0.01
-        )
-        wire = SimpleNamespace(send=lambda to, message: self.mail.append((int(to), message)))
-        self.workers = [kind(task, wire) for task in tasks]
+        tasks = make_segment_tasks(work, here, shares, lanes, "run", work.report_progress, 0.01)
+        post = SimpleNamespace(send=lambda _, to, message: self.mail.append((int(to), message)))
+        self.workers = [kind(task, post) for task in tasks]
         for worker in self.workers:
             worker.begin(here.fetch(worker.task.requests))
 
@@ -337,7 +333,7 @@ class Network:
                 self.step(*able[choice])
             else:
                 rank, message = self.mail.pop(choice - len(able))
-                message = message._replace(band=pickle.dumps(message.band, protocol=5))
+                message = message._replace(band=pickled(message.band))
                 for _ in range(int(rng.integers(1, 3))):  # now and then twice
                     self.workers[rank].receive(message)
 

@@ -78,8 +78,8 @@ def row_energies(
 ) -> None:
     """Set energies of rows, as :func:`daskfactor.kernels.langevin.row_energies` does."""
     (shape, power, phi), wide = prior, np.float64
-    own = rates * theta.astype(wide)
+    prior_terms = rates * theta.astype(wide)
     if shape != power:
-        own = own - (shape - power) * np.log(theta.astype(wide))
+        prior_terms = prior_terms - (shape - power) * np.log(theta.astype(wide))
     moving = 0.5 * np.square(momentum.astype(wide)).sum(axis=1)
-    out[:] = np.where(free, own, 0.0).sum(axis=1) + moving - fits / phi
+    out[:] = np.where(free, prior_terms, 0.0).sum(axis=1) + moving - fits / phi
