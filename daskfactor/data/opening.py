@@ -257,9 +257,9 @@ def format_of(location: Location) -> Format:
     kind = find_place(location).kind
     if kind != "file":
         return FORMATS["nothing" if kind == "folder" else kind]
-    _refuse_foreign(location)
     if by_ending is not None:
         return by_ending
+    _refuse_foreign(location)
     return FORMATS["hdf5" if is_hdf5(location) else "file"]
 
 
