@@ -49,14 +49,11 @@ def imports_of(tree, types):
     return found & set(MODULES)
 
 
-FEATURES = {
-    f"daskfactor.{name}"
-    for name in ("data.coupled", "data.axes", "data.tensor", "results.recommend")
-}
+FEATURES = {f"daskfactor.data.{name}" for name in ("coupled", "axes", "tensor")}
 
 
 def test_the_core_imports_no_feature():
-    """Data and results know neither coupled matrices nor tensors nor recommendations."""
+    """Readers of data and results know neither coupled matrices nor tensors."""
     core = [name for name in MODULES if name.split(".")[1:2] in (["data"], ["results"])]
     assert set(core) > FEATURES
     for name in set(core) - FEATURES:
