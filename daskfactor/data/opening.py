@@ -266,7 +266,7 @@ def format_of(location: Location) -> Format:
 def _load_table(
     inspect: Callable[[Location, ReadOptions], TableColumns],
     entries: Callable[[Location, ReadOptions], Source],
-    whole: Callable[[Location], Any],
+    read_all: Callable[[Location], Any],
     location: Location,
     name: str | None,
     options: ReadOptions,
@@ -281,7 +281,7 @@ def _load_table(
         raise DataError(columns.fault) from error
     if long:
         return long_file(location, columns, entries(location, options), options)
-    return whole(location)
+    return read_all(location)
 
 
 def _read_parquet(location: Location) -> Any:

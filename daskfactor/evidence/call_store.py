@@ -22,7 +22,7 @@ WHAT, SAFE = "the store of an evidence", "the last checkpoint is safe"
 AGAIN = "make the same call again"
 FORMAT = 1
 FIXED = {"format": FORMAT, "draws": 0}
-"""What every checkpoint says besides its contents."""
+"""Attributes of every checkpoint besides its contents."""
 
 
 class CallStore:
@@ -49,11 +49,11 @@ class CallStore:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        given: Any = path
-        if not isinstance(given, str | PathLike) or is_url(fspath(given)):
+        location: Any = path
+        if not isinstance(location, str | PathLike) or is_url(fspath(location)):
             raise OptionError(
-                f"store must be the path of a directory on this machine, got {given!r}; only runs "
-                "are written to object stores"
+                f"store must be the path of a directory on this machine, got {location!r}; only "
+                "runs are written to object stores"
             )
         self.path = Path(fspath(path))
         with disk_errors(WHAT, self.path, "nothing was begun", AGAIN):
