@@ -84,8 +84,8 @@ def _find(location: Location) -> Place:
     if names and names.keys().isdisjoint((*DOCUMENTS, *(name[:4] for name in REPOSITORY))):
         if "block_table" in names:
             return Place("blocks")
-        if not location.is_url and (matches := [name for name in MATRIX if name in names]):
-            return Place("10x", files=(location.child(matches[0]),))
+        if not location.is_url and (matrices := [name for name in MATRIX if name in names]):
+            return Place("10x", files=(location.child(matrices[0]),))
         if files := _parquet_in(location, names):
             return Place("parquet", files=files)
     return _zarr_place(location, names)
