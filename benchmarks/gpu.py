@@ -346,7 +346,9 @@ def parts_of_faces(V: Array, iterations: int, executor: Executor) -> float:
         kernel = sampler.kernel(model, data)
         chain: Any = Chain(Setting(data, model, kernel, options, executor), 0)
         chain.start()
-        chain._wanted = lambda run, end, cycle: CycleOptions(record=True, evaluate=cycle == end - 1)
+        chain._cycle_options = lambda run, end, cycle: CycleOptions(
+            record=True, evaluate=cycle == end - 1
+        )
         chain.advance(2)  # compiles and touches every buffer
         _, seconds = timed(chain.advance, 2 + cycles)
     executor.close()

@@ -37,7 +37,6 @@ import daskfactor as dfac
 from benchmarks.harness import Array, Figure, Run, Skip, line
 from benchmarks.peers import read_ratings
 from daskfactor.errors import DaskfactorError
-from daskfactor.results.predict import observed_law
 from daskfactor.results.trace import Run as Trace
 
 MAX_CELLS = 10_000
@@ -95,7 +94,7 @@ def compare(run: Run, V: Any, model: Any, unstored: str | None = None) -> Iterat
     cycles = run.pick(50, 1500)
     long = fit(1, chains=4, tune=cycles, draws=cycles)
     reference, sd = moments(long, cells)
-    model, dispersion = observed_law(Trace(long))
+    model, dispersion = Trace(long).law
     predictive_sd = np.sqrt(model.likelihood.observation_variance(reference, sd**2, dispersion))
     del long  # up to a gibibyte of draws
 

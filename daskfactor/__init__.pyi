@@ -54,6 +54,7 @@ from .models.gaussian import GaussianMF as GaussianMF
 from .models.negative_binomial import NegativeBinomialNMF as NegativeBinomialNMF
 from .models.tweedie import TweedieNMF as TweedieNMF
 from .progress import RunEvent as RunEvent
+from .recommender.recommend import recommend as recommend
 from .reports.page import report as report
 from .results.align import align as align
 from .results.annotation import to_anndata as to_anndata
@@ -69,7 +70,6 @@ from .results.pointwise import log_likelihood as log_likelihood
 from .results.pointwise import posterior_predictive as posterior_predictive
 from .results.predict import monitored as monitored
 from .results.predict import predict as predict
-from .results.recommend import recommend as recommend
 from .results.summary import summarize as summarize
 from .results.trace import expectation as expectation
 from .results.views import explained_variance as explained_variance

@@ -3,7 +3,6 @@
 import math
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from numbers import Integral, Real
@@ -15,6 +14,10 @@ from numpy.typing import NDArray
 from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreFormatError
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
+TENSOR_CELLS = (
+    "cells of a tensor of shape {} must be a tuple of {} integer arrays of equal length, or a "
+    "boolean mask of that shape"
+)
 
 
 class Match(NamedTuple):
@@ -43,19 +46,18 @@ def match_labels(labels: Any, reference: Any) -> Match:
     or a mapping from names to labels, in any order; they match only labels of dimensions with the
     same names.
     """
-    names, reference_names = _names(labels), _names(reference)
-    values, reference_values = _plain(labels), _plain(reference)
-    if names != reference_names:
-        absent = np.full(len(values), -1, np.int64)
-        return Match(absent, np.arange(len(reference_values)), (None, None))
-    if values == reference_values:
-        return Match(np.arange(len(values)), np.empty(0, np.int64), (None, None))
-    position = first_positions(reference_values)
-    common = position.keys() & set(values)
-    at = np.array([position.get(label, -1) for label in values], np.int64)
-    unmatched = np.flatnonzero([label not in common for label in reference_values])
-    repeated = _first_repeated(values, common), _first_repeated(reference_values, common)
-    return Match(at, unmatched, repeated)
+    index, reference_index = _index(labels), _index(reference)
+    size = len(reference_index)
+    if index.names != reference_index.names:
+        return Match(np.full(len(index), -1, np.int64), np.arange(size), (None, None))
+    if index.equals(reference_index):
+        return Match(np.arange(size), np.empty(0, np.int64), (None, None))
+    first = np.flatnonzero(~reference_index.duplicated())
+    at = reference_index[first].get_indexer(index)
+    at = np.where(at < 0, -1, first[at] if first.size else -1)
+    common = reference_index.isin(index)
+    repeated = _first_repeated(index, at >= 0), _first_repeated(reference_index, common)
+    return Match(at, np.flatnonzero(~common), repeated)
 
 
 def refuse_repeated(match: Match, what: str, data: str) -> None:
@@ -81,11 +83,6 @@ def nearly_same(one: Any, other: Any) -> bool:
     return bool(off <= 16 * rounding and off < 1e-3 * step)
 
 
-def first_positions(labels: Sequence[Any]) -> dict[Any, int]:
-    """Return the first position of each label."""
-    return {label: at for at, label in reversed([*enumerate(labels)])}
-
-
 def _names(labels: Any) -> list[Any]:
     """Return the sorted names of stacked dimensions; none for a single dimension."""
     if getattr(labels, "nlevels", 1) > 1:
@@ -106,19 +103,22 @@ def label_at(labels: Any, at: int) -> str:
     return ", ".join(f"{name} {np.asarray(_of_level(labels, name))[at]!s}" for name in names)
 
 
-def _plain(labels: Any) -> list[Any]:
-    """Return labels as plain values that compare equal if the labels mean the same."""
-    names = _names(labels)
-    if names:
-        return list(zip(*(_plain(_of_level(labels, name)) for name in names), strict=True))
+def _index(labels: Any) -> Any:
+    """Return labels as an index whose entries are equal if the labels mean the same."""
+    import pandas as pd
+
+    if names := _names(labels):
+        levels = [_index(_of_level(labels, name)) for name in names]
+        return pd.MultiIndex.from_arrays(levels, names=names)
     values = np.asarray(labels)
-    return list((values.astype("M8[ns]") if values.dtype.kind == "M" else values).tolist())
+    if values.dtype.kind in "MT":
+        values = values.astype("M8[ns]" if values.dtype.kind == "M" else object)
+    return pd.Index(values)
 
 
-def _first_repeated(labels: list[Any], common: set[Any]) -> Any:
+def _first_repeated(index: Any, common: NDArray[np.bool_]) -> Any:
     """Return the first of the common labels that occurs more than once, or None."""
-    counts = Counter(labels)
-    return next((label for label, count in counts.items() if count > 1 and label in common), None)
+    return next(iter(index[index.duplicated(keep=False) & common].tolist()), None)
 
 
 def refuse_unknown(
@@ -268,107 +268,74 @@ def cells_of_tensor(cells: Any, shape: Sequence[int]) -> Cells | None:
 
     Parameters
     ----------
-    cells
-        A boolean mask of the tensor's shape, or a tuple of integer arrays of equal length, one
-        for each axis.
-    shape
-        Shape of the tensor.
+    cells, shape
+        See `cells_at`.
 
     Returns
     -------
     tuple of numpy.ndarray or None
         Positions along the first axis, and along all others in row-major order, int64; None if
         there are no cells.
-
-    Raises
-    ------
-    OptionError
-        For anything else, and for positions outside the tensor.
     """
-    allowed = (
-        f"cells of a tensor of shape {tuple(shape)} must be a tuple of {len(shape)} integer "
-        "arrays of equal length, or a boolean mask of that shape"
-    )
-    first, *others = cells_at(cells, shape, [f"axis {n}" for n in range(len(shape))], allowed)
+    first, *others = cells_at(cells, shape, TENSOR_CELLS.format(tuple(shape), len(shape)))
     return (first, np.ravel_multi_index(others, tuple(shape[1:]))) if first.size else None
 
 
-def cell_positions(
+def cells_at(
     cells: Any,
     shape: Sequence[int],
-    dims: Sequence[str],
     allowed: str,
-    labels: Sequence[Any] = (None, None),
-) -> Cells:
-    """Return the row and column positions of cells of a matrix.
-
-    Parameters
-    ----------
-    cells
-        A boolean mask (I, J), which may be a DataArray with dimensions in any order; or a pair
-        of integer arrays of equal length.
-    shape, dims
-        Shape of the matrix, and names of its dimensions.
-    allowed
-        Start of error messages, such as ``monitor takes ...``.
-    labels
-        Labels of the rows and of the columns of the matrix, which order those of a mask.
-
-    Raises
-    ------
-    OptionError
-        For anything else, and for positions outside the matrix.
-    """
-    if hasattr(cells, "dims"):
-        cells = mask_in_order(cells, dims, labels, allowed)
-    rows, columns = cells_at(cells, shape, ("rows", "columns"), allowed)
-    return rows, columns
-
-
-def cells_at(
-    cells: Any, shape: Sequence[int], axes: Sequence[str], allowed: str
+    dims: Sequence[Any] = (),
+    labels: Sequence[Any] = (),
 ) -> tuple[NDArray[np.int64], ...]:
     """Return the positions of cells along each axis.
 
     Parameters
     ----------
     cells
-        A boolean mask of the shape, or a tuple of integer arrays of equal length.
-    shape, axes
-        Shape of the array, and names of its axes.
+        A boolean mask of the shape, or a tuple of integer arrays of equal length. A DataArray
+        mask may have its dimensions and labels in any order.
+    shape
+        Shape of the array.
     allowed
-        Start of error messages.
+        Start of error messages, such as ``monitor takes ...``.
+    dims, labels
+        Dimensions and labels of the array, which order those of a DataArray mask; without
+        ``dims`` its values are used as they are.
 
     Raises
     ------
     OptionError
         For anything else, and for positions outside the array.
     """
-    if not isinstance(cells, tuple) or len(cells) != len(shape):
-        if isinstance(cells, tuple):
+    if dims and hasattr(cells, "dims"):
+        cells = mask_in_order(cells, dims, labels or [None] * len(dims), allowed)
+    if isinstance(cells, tuple):
+        if len(cells) != len(shape):
             raise OptionError(f"{allowed}; got a tuple of {len(cells)}")
-        mask = np.asarray(cells)
-        if mask.dtype != np.bool_ or mask.shape != tuple(shape):
+        axes = ["rows", "columns"] if len(shape) == 2 else [f"axis {n}" for n in range(len(shape))]
+        positions = [np.atleast_1d(np.asarray(at)) for at in cells]
+        for axis, at, size in zip(axes, positions, shape, strict=True):
+            if at.ndim != 1 or (at.size and at.dtype.kind not in "iu"):
+                raise OptionError(f"{allowed}; got {axis} of dtype {at.dtype}, shape {at.shape}")
+            if at.size and not (at.min() >= 0 and at.max() < size):
+                raise OptionError(
+                    f"{allowed}; positions of {axis} must lie between 0 and {size - 1}, got "
+                    f"{at.min()} to {at.max()}"
+                )
+        if len({at.size for at in positions}) > 1:
+            counts = " and ".join(str(at.size) for at in positions)
             raise OptionError(
-                f"{allowed}; got an array of dtype {mask.dtype} and shape {mask.shape}, but "
-                f"V has shape {tuple(shape)}"
+                f"{allowed}; {' and '.join(axes)} must have equal lengths, got {counts}"
             )
-        return tuple(at.astype(np.int64) for at in np.nonzero(mask))
-    positions = []
-    for name, values, size in zip(axes, cells, shape, strict=True):
-        index = np.atleast_1d(np.asarray(values))
-        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-            raise OptionError(f"{allowed}; got {name} of dtype {index.dtype}, shape {index.shape}")
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise OptionError(
-                f"{allowed}; positions of {name} must lie between 0 and {size - 1}, got "
-                f"{index.min()} to {index.max()}"
-            )
-        positions.append(index.astype(np.int64))
-    if len({at.size for at in positions}) > 1:
-        counts = " and ".join(str(at.size) for at in positions)
-        raise OptionError(f"{allowed}; {' and '.join(axes)} must have equal lengths, got {counts}")
-    return tuple(positions)
+        return tuple(at.astype(np.int64) for at in positions)
+    mask = np.asarray(cells)
+    if mask.dtype != np.bool_ or mask.shape != tuple(shape):
+        raise OptionError(
+            f"{allowed}; got an array of dtype {mask.dtype} and shape {mask.shape}, but "
+            f"V has shape {tuple(shape)}"
+        )
+    return tuple(at.astype(np.int64) for at in np.nonzero(mask))
 
 
 def warn(message: str, kind: type[Warning]) -> None:

@@ -124,6 +124,10 @@ def load_digits() -> Images:
     )
 
 
+LOADERS = {"faces": load_faces, "digits": load_digits}
+"""Functions that load the images of a demo, by its name."""
+
+
 def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
     """Return the images with a random share of all pixels set to NaN, (pixel, image).
 
@@ -180,10 +184,9 @@ def relative_error(truth: FloatArray, estimate: FloatArray, erased: BoolArray) -
 
 def row_means(observed: FloatArray) -> NDArray[np.float64]:
     """Return the mean of the observed cells of each row (0 if there are none) for every cell."""
-    finite = np.isfinite(observed)
-    total = np.where(finite, observed, 0.0).sum(axis=1, dtype=np.float64)
-    mean = total / np.maximum(finite.sum(axis=1), 1)
-    return np.broadcast_to(mean[:, None], observed.shape)
+    counts = np.isfinite(observed).sum(axis=1, keepdims=True)
+    mean = np.nansum(observed, axis=1, keepdims=True, dtype=np.float64) / np.maximum(counts, 1)
+    return np.broadcast_to(mean, observed.shape)
 
 
 def coverage(truth: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
@@ -232,11 +235,12 @@ def run(
     optimized = time.perf_counter()
 
     new = daskfactor.monitored(tree, interval=INTERVAL).load()
+    new["sd_of_mean"] = daskfactor.monitored(tree, of="mean")["sd"]
     positions = (new["row_index"].values, new["column_index"].values)
     empty = np.full(images.truth.shape, np.nan)
     mean = on_grid(new["mean"].values, positions, images.truth)
-    lower, upper = (
-        on_grid(new[name].values, positions, empty)[erased] for name in ("lower", "upper")
+    lower, upper, sd = (
+        on_grid(new[name].values, positions, empty) for name in ("lower", "upper", "sd_of_mean")
     )
     fills: list[tuple[str, FloatArray, float]] = [
         ("zero fill", np.zeros_like(images.truth), 0.0),
@@ -244,18 +248,12 @@ def run(
         ("multiplicative updates", np.asarray(W @ H), optimized - sampled),
         ("posterior mean", mean, sampled - start),
     ]
-    return Evaluation(
-        images=images,
-        erased=erased,
-        scores=[
-            Score(name, relative_error(images.truth, estimate, erased), seconds)
-            for name, estimate, seconds in fills
-        ],
-        coverage=coverage(images.truth[erased], lower, upper),
-        interval=INTERVAL,
-        mean=mean,
-        sd=on_grid(daskfactor.monitored(tree, of="mean")["sd"].values, positions, empty),
-    )
+    scores = [
+        Score(name, relative_error(images.truth, estimate, erased), seconds)
+        for name, estimate, seconds in fills
+    ]
+    inside = coverage(images.truth[erased], lower[erased], upper[erased])
+    return Evaluation(images, erased, scores, inside, INTERVAL, mean, sd)
 
 
 def on_grid(
@@ -277,17 +275,12 @@ def picture(evaluation: Evaluation) -> "Figure":
     def stack(matrix: FloatArray) -> FloatArray:
         return matrix[:, columns].T.reshape(len(columns), *images.shape)
 
+    erased = np.where(evaluation.erased, np.nan, images.truth)
     restored = np.where(evaluation.erased, evaluation.mean, images.truth)
-    share = evaluation.erased.mean()
-    return faces_panel(
-        stack(images.truth),
-        stack(np.where(evaluation.erased, np.nan, images.truth)),
-        stack(restored),
-        stack(evaluation.sd),
-        labels=[images.labels[column] for column in columns],
-        title=(
-            f"{images.name}: {share:.0%} of the pixels erased (amber), restored by the posterior "
-            f"mean of {images.n_components} components"
-        ),
-        white=images.white,
+    title = (
+        f"{images.name}: {evaluation.erased.mean():.0%} of the pixels erased (amber), restored by "
+        f"the posterior mean of {images.n_components} components"
     )
+    labels = [images.labels[column] for column in columns]
+    rows = stack(images.truth), stack(erased), stack(restored), stack(evaluation.sd)
+    return faces_panel(*rows, labels=labels, title=title, white=images.white)

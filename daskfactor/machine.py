@@ -15,7 +15,7 @@ from pathlib import Path
 
 from threadpoolctl import ThreadpoolController, threadpool_info
 
-from daskfactor.errors import OptionError
+from daskfactor.errors import DaskfactorError, OptionError
 
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS_CGROUP = Path("/proc/self/cgroup")
@@ -71,6 +71,30 @@ def available_memory() -> int:
     import psutil
 
     return min([int(psutil.virtual_memory().available), *_left_in_groups()])
+
+
+def require_memory(
+    nbytes: int, what: str, advice: str, error: type[DaskfactorError] = OptionError
+) -> None:
+    """Refuse to begin something for which there is not enough memory.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes that it takes.
+    what
+        Subject of the sentence, with its verb, such as "3 draws take".
+    advice
+        What to do instead.
+    error
+        Type of the error.
+    """
+    free = available_memory()
+    if nbytes > free:
+        raise error(
+            f"{what} {nbytes / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free; "
+            f"{advice}"
+        )
 
 
 def _left_in_groups() -> Iterator[int]:

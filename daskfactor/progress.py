@@ -43,15 +43,9 @@ Phase = Literal[
     "rows",
 ]
 
-_MILLION_ENTRIES = ("M entries", 1e-6)
 _UNITS: Final = {
-    "pilot": ("runs", 1.0),
-    "particles": ("runs", 1.0),
-    "replications": ("runs", 1.0),
-    "ranks": ("runs", 1.0),
-    "keys": _MILLION_ENTRIES,
-    "entries": _MILLION_ENTRIES,
-    "blocks": _MILLION_ENTRIES,
+    **dict.fromkeys(("pilot", "particles", "replications", "ranks"), ("runs", 1.0)),
+    **dict.fromkeys(("keys", "entries", "blocks"), ("M entries", 1e-6)),
     "rows": ("rows", 1.0),
 }
 """Units and factors of phases that do not count cycles."""

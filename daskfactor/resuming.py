@@ -7,6 +7,7 @@ from typing import Any, Unpack, cast
 import xarray as xr
 
 from daskfactor.errors import OptionError
+from daskfactor.evidence.call_store import is_call_store
 from daskfactor.inference import sampling
 from daskfactor.inference.sampling import PathText
 from daskfactor.inference.session import description_of
@@ -14,7 +15,7 @@ from daskfactor.options import OnDevice, Running, verb
 from daskfactor.results.opening import open_run
 from daskfactor.results.store import RunStore
 from daskfactor.stein import posterior
-from daskfactor.urls import as_url
+from daskfactor.urls import locate
 
 
 @verb
@@ -75,10 +76,15 @@ def resume(
     30
     """
     path = _path(store)
+    if is_call_store(path):
+        raise OptionError(
+            f"{path} is no run, but the store of log_evidence or select_rank; make the same call "
+            "again with this store to go on"
+        )
     with RunStore.open(path) as run_store:
         described = description_of(run_store)
         if storage_options is not None:
-            V = as_url(described["source"]["location"] if V is None else V, storage_options)
+            V = locate(described["source"]["location"] if V is None else V, storage_options)
         if "particles" not in run_store.attrs:
             sampling.resume_run(run_store, described, draws, V, memory_limit, **options)
         elif options.get("device") is not None:

@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from os import PathLike, fspath
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple, TypeVar
 
 from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreError
@@ -64,26 +65,8 @@ DRIVERS: Final = {
 # -- parse and open --------------------------------------------------------------------------
 
 
-class Url(str):
-    """A URL whose text is safe to show in results, logs and errors.
-
-    The text has neither password nor signature. `fsspec_args` returns the full URL and its
-    ``storage_options``, which are kept when it is pickled for a worker and are never shown.
-    """
-
-    __slots__ = ("_options", "_url")
-
-    _url: str
-    _options: dict[str, Any]
-
-    def __new__(cls, url: str, options: Mapping[str, Any] | None = None) -> "Url":
-        """Remove secrets from the text of a URL."""
-        text = super().__new__(cls, _without_credentials(url))
-        text._url, text._options = url, dict(options or {})
-        return text
-
-    def __reduce__(self) -> Any:
-        return Url, (self._url, self._options)
+PACKINGS: Final = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4")
+"""Endings of compressed files that are read; an archive must hold a single file."""
 
 
 def is_url(place: object) -> bool:
@@ -92,56 +75,141 @@ def is_url(place: object) -> bool:
     return "://" in text and not text.startswith("file://")
 
 
-def scheme_of(location: str) -> str:
-    """Return the scheme of a URL; the empty text for a path."""
-    return location.partition("://")[0] if is_url(location) else ""
+class Location(str):
+    """Absolute path or URL whose text is safe to show in results, logs and errors.
 
+    The text has neither password nor signature. The full URL and its ``storage_options`` are kept
+    when it is pickled for a worker and are never shown. What is found at a location is kept with
+    it, so that servers are asked once.
 
-def as_url(data: Any, options: Mapping[str, Any] | None = None) -> Any:
-    """Return data as passed, but a URL as a `Url` with its options.
-
-    Raises
-    ------
-    OptionError
-        If there are options but no URL.
-    """
-    return as_urls([data], options)[0]
-
-
-def as_urls(inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> list[Any]:
-    """Apply `as_url` to several inputs; with options, at least one must be a URL."""
-    if options is not None and not isinstance(options, Mapping):
-        raise OptionError(
-            f"storage_options must be a dict, as fsspec takes it, got {type(options).__name__}"
-        )
-    are_urls = [isinstance(item, str | PathLike) and is_url(fspath(item)) for item in inputs]
-    if options and not any(are_urls):
-        path = isinstance(inputs[0], str | PathLike)
-        what = "a path of this machine" if path else f"a {type(inputs[0]).__name__}"
-        raise OptionError(f"storage_options are for URLs, not for {what}; leave them out")
-    return [
-        Url(fsspec_args(fspath(item))[0], options or fsspec_args(item)[1]) if is_one else item
-        for item, is_one in zip(inputs, are_urls, strict=True)
-    ]
-
-
-def absolute(location: str | PathLike[str]) -> str:
-    """Return an absolute local path, or a URL as a `Url`; file:// becomes a path.
+    Parameters
+    ----------
+    place
+        Path or URL; file:// becomes a path.
+    options
+        Options of fsspec for a URL.
 
     Raises
     ------
     StoreError
         If it is a URL that was converted to a `pathlib.Path`, which drops a slash.
+    OptionError
+        If there are options but no URL.
     """
-    text = fspath(location)
-    if is_url(text):
-        return text if isinstance(text, Url) else Url(text)
-    if text.partition(":/")[0] in CLOUD:
-        raise StoreError(f"pass a URL as text, got the path {text}: a Path removes a slash")
-    return str(Path(text.removeprefix("file://")).expanduser().absolute())
+
+    __slots__ = ("idle_files", "options", "place", "url")
+
+    url: str
+    options: dict[str, Any]
+    idle_files: list[Any]
+    place: Any
+    """Content that `daskfactor.data.places.find_place` has found; None before."""
+
+    def __new__(
+        cls, place: str | PathLike[str], options: Mapping[str, Any] | None = None
+    ) -> "Location":
+        """Remove secrets from the text of a URL; make a path absolute."""
+        url = place.url if isinstance(place, Location) else fspath(place)
+        if options is None and isinstance(place, Location):
+            options = place.options
+        check_options(options, [place])
+        if not is_url(url):
+            if url.partition(":/")[0] in CLOUD:
+                raise StoreError(f"pass a URL as text, got the path {url}: a Path removes a slash")
+            url = str(Path(url.removeprefix("file://")).expanduser().absolute())
+        location = super().__new__(cls, _without_credentials(url) if is_url(url) else url)
+        location.url, location.options = url, dict(options or {})
+        location.idle_files, location.place = [], None
+        return location
+
+    @classmethod
+    def of(cls, place: str | PathLike[str], options: Mapping[str, Any] | None = None) -> "Location":
+        """Return a location itself, with what is known of it; of other texts, their location."""
+        return place if isinstance(place, Location) and not options else cls(place, options)
+
+    def __reduce__(self) -> Any:
+        return Location, (self.url, self.options)
+
+    @property
+    def is_url(self) -> bool:
+        """Return whether it is a URL, not a local path."""
+        return is_url(self)
+
+    @property
+    def scheme(self) -> str:
+        """Return the scheme of a URL; the empty text for a path."""
+        return self.partition("://")[0] if self.is_url else ""
+
+    @property
+    def suffix(self) -> str:
+        """Return the ending of the file name, in lower case and without that of a compression."""
+        name = self.lower().rstrip("/")
+        for ending in PACKINGS:
+            name = name.removesuffix(ending)
+        return PurePosixPath(name).suffix
+
+    def divide(self) -> "tuple[Location, str | None]":
+        """Split ``file:name`` into a file and a name; a file with a colon in its name has priority.
+
+        A URL is split only behind a file ending, because ports have colons, too.
+        """
+        head, _, name = self.rpartition(":")
+        if self.is_url:
+            if "/" in name or not PurePosixPath(head).suffix or head.count("/") < 3:
+                return self, None
+            return self.sibling(self.url.rpartition(":")[0]), name
+        return (self, None) if not head or Path(self).exists() else (Location(head), name)
+
+    def sibling(self, text: str) -> "Location":
+        """Return another location with the same ``storage_options``."""
+        return Location(text, self.options if is_url(text) else None)
+
+    def child(self, name: str) -> "Location":
+        """Return the location of a file in a folder."""
+        head, mark, tail = self.url.partition("?" if self.is_url else "\0")
+        return self.sibling(f"{head.rstrip('/')}/{name}{mark}{tail}")
+
+    def file_system(self) -> tuple[Any, str]:
+        """Return the fsspec file system, and the path in it."""
+        from fsspec.core import url_to_fs
+
+        with url_errors(self):
+            system, path = url_to_fs(self.url, **self.options)
+        return system, path
+
+    def open(self) -> Any:
+        """Open a local or remote file to read its bytes."""
+        if not self.is_url:
+            return open(self, "rb")  # noqa: PTH123
+        return io.BufferedReader(_Remote(self), REMOTE_BUFFER)
+
+    def path_or_file(self) -> Any:
+        """Return the input of a reader: a local path unchanged, a URL as an open file."""
+        return self.open() if self.is_url else str(self)
 
 
-def public_location(path: str | PathLike[str]) -> str:
+def check_options(options: Any, places: Sequence[Any]) -> None:
+    """Refuse ``storage_options`` that are no dict, or where nothing is a URL."""
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(
+            f"storage_options must be a dict, as fsspec takes it, got {type(options).__name__}"
+        )
+    if options and not any(
+        isinstance(place, str | PathLike) and is_url(fspath(place)) for place in places
+    ):
+        path = isinstance(places[0], str | PathLike)
+        what = "a path of this machine" if path else f"a {type(places[0]).__name__}"
+        raise OptionError(f"storage_options are for URLs, not for {what}; leave them out")
+
+
+def locate(data: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """Return a path or URL as a new `Location`, a URL with its options; other data unchanged."""
+    if not isinstance(data, str | PathLike):
+        return data
+    return Location(data, options if is_url(fspath(data)) and options else None)
+
+
+def public_location(path: str | PathLike[str]) -> Location:
     """Return an absolute location that is safe to store: without credentials and query.
 
     Raises
@@ -149,84 +217,35 @@ def public_location(path: str | PathLike[str]) -> str:
     StoreError
         If it is a URL with credentials or a query.
     """
-    absolute_location = absolute(path)
-    if not is_url(absolute_location):
-        return absolute_location
-    url = fsspec_args(absolute_location)[0].rstrip("/")
-    if "?" in url or (scheme_of(url) in CLOUD and url != _without_credentials(url)):
+    location = Location(path)
+    if not location.is_url:
+        return location
+    url = location.url.rstrip("/")
+    if "?" in url or (location.scheme in CLOUD and url != _without_credentials(url)):
         safe = _without_credentials(url).partition("?")[0]
         raise StoreError(
             f"a URL with credentials or with a query was passed ({safe}); "
             "leave them out: they are taken from the environment and are written nowhere"
         )
-    return Url(url)
-
-
-def sibling(text: str, location: str) -> str:
-    """Return another location with the ``storage_options`` of a given one."""
-    return Url(text, fsspec_args(location)[1]) if is_url(location) else text
-
-
-def child(location: str, name: str) -> str:
-    """Return the location of a file in a folder."""
-    head, mark, tail = fsspec_args(location)[0].partition("?" if is_url(location) else "\0")
-    return sibling(f"{head.rstrip('/')}/{name}{mark}{tail}", location)
-
-
-def fsspec_args(location: str) -> tuple[str, dict[str, Any]]:
-    """Return the full URL and the storage options of a location, as fsspec takes them."""
-    if isinstance(location, Url):
-        return location._url, dict(location._options)
-    return str(location), {}
-
-
-def file_system(location: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a location, and the path in it."""
-    from fsspec.core import url_to_fs
-
-    url, options = fsspec_args(location)
-    with url_errors(location):
-        system, path = url_to_fs(url, **options)
-    return system, path
-
-
-def path_or_file(location: str) -> Any:
-    """Return the input of a reader: a local path unchanged, a URL as an open file."""
-    return open_binary(location) if is_url(location) else location
-
-
-def open_binary(location: str | PathLike[str]) -> Any:
-    """Open a local or remote file to read its bytes."""
-    location = fspath(location)
-    if not is_url(location):
-        return open(location.removeprefix("file://"), "rb")  # noqa: PTH123
-    system, path = file_system(location)
-    return io.BufferedReader(_Remote(location, system, path), REMOTE_BUFFER)
-
-
-def path_kind(location: str) -> str | None:
-    """Return ``"file"`` or ``"folder"``; None if nothing exists at a location."""
-    if not is_url(location):
-        local = Path(location)
-        return "folder" if local.is_dir() else "file" if local.exists() else None
-    system, path = file_system(location)
-
-    def find_kind() -> str | None:
-        if not system.exists(path):
-            return None
-        return "folder" if system.isdir(path) else "file"
-
-    return retry(find_kind, location)
+    return Location(url)
 
 
 class _Remote(io.RawIOBase):
-    """A file opened by fsspec whose reads are retried."""
+    """A file opened by fsspec whose reads are retried.
+
+    The file of fsspec stays with its location, to be opened again without asking for its size.
+    """
 
     _file: Any = None  # `close` runs even if opening has failed
 
-    def __init__(self, location: str, system: Any, path: str) -> None:
+    def __init__(self, location: Location) -> None:
         self._location = location
-        self._file = retry(lambda: system.open(path, "rb", block_size=REMOTE_BUFFER), location)
+        try:
+            self._file = location.idle_files.pop()
+            self._file.seek(0)
+        except IndexError:
+            system, path = location.file_system()
+            self._file = retry(lambda: system.open(path, "rb", block_size=REMOTE_BUFFER), location)
 
     def readable(self) -> bool:
         return True
@@ -248,7 +267,10 @@ class _Remote(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed and self._file is not None:
-            self._file.close()
+            if self._file.seekable():
+                self._location.idle_files.append(self._file)
+            else:
+                self._file.close()
         super().close()
 
 
@@ -296,23 +318,16 @@ def _run_with_timeout(attempt: Callable[[], T], seconds: float) -> T:
 
     Libraries may wait minutes for a connection. Its thread is abandoned then, not stopped.
     """
-    result: list[T] = []
-    errors: list[Exception] = []
+    result = Future[T]()
 
     def run() -> None:
         try:
-            result.append(attempt())
+            result.set_result(attempt())
         except Exception as error:  # noqa: BLE001 - raised by the caller's thread
-            errors.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(max(seconds, 1.0))
-    if errors:
-        raise errors[0]
-    if not result:
-        raise TimeoutError
-    return result[0]
+    threading.Thread(target=run, daemon=True).start()
+    return result.result(max(seconds, 1.0))
 
 
 async def retry_async(attempt: Callable[[], Awaitable[T]], location: str) -> T:
@@ -446,12 +461,6 @@ _PERMANENT_ERRORS: Final = (
 """Errors that are not retried."""
 _TEMPORARY_STATUSES: Final = (408, 425, 429)
 """Status codes of the 400s that are worth a retry."""
-_SECRET_NAME: Final = re.compile(
-    "(KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS)S?[0-9]*(_|$)", re.IGNORECASE
-)
-"""Names of secret environment variables. The word must end there: TOKENIZERS_PARALLELISM is not
-secret."""
-_NOT_SECRET: Final = ("true", "false", "none", "null", "auto")
 
 
 def classify_error(error: BaseException, location: str = "") -> Diagnosis:
@@ -532,7 +541,8 @@ def unreachable_error(
     missing or rejects the options; otherwise a StoreError. Its ``errno`` is ETIMEDOUT after
     ``waited`` seconds of retries, EIO if the error is permanent.
     """
-    scheme, reason = scheme_of(location).rpartition("::")[2], error_summary(error, location)
+    scheme, reason = location.partition("://")[0], error_summary(error, location)
+    scheme = scheme.rpartition("::")[2]
     if isinstance(error, FileNotFoundError):
         return DataError(f"there is nothing at {location}; check the URL")
     if isinstance(error, ImportError):
@@ -543,7 +553,7 @@ def unreachable_error(
         )
     if isinstance(error, ValueError) and "not known" in str(error):
         return DataError(f"{scheme}:// is no kind of URL that fsspec knows; check {location}")
-    if isinstance(error, TypeError) and fsspec_args(location)[1]:
+    if isinstance(error, TypeError) and getattr(location, "options", None):
         return OptionError(f"storage_options do not suit {location} ({reason}); correct them")
     problem, remedy, _ = classify_error(error, location)
     _clear_credentials(scheme)
@@ -565,18 +575,10 @@ def _redacted_message(error: BaseException, location: str) -> str:
     """Return the message of an error without secrets; of Icechunk's trees, the last line."""
     lines = [line.strip(" |`->") for line in str(error).splitlines()]
     tree = any(line.strip().startswith(("|->", "`->")) for line in str(error).splitlines())
-    text = redact(" ".join(" ".join(lines[-1:] if tree else lines).split()))
+    text = " ".join(" ".join(lines[-1:] if tree else lines).split())
     for secret in _secrets(location):
         text = text.replace(secret, "***")
     return text[:300] or type(error).__name__
-
-
-def redact(text: str) -> str:
-    """Replace the values of secret environment variables in a text by asterisks."""
-    for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and len(value) > 3 and value.lower() not in _NOT_SECRET:
-            text = text.replace(value, "***")
-    return text
 
 
 def safe_cause(error: BaseException, location: str) -> BaseException | None:
@@ -584,8 +586,7 @@ def safe_cause(error: BaseException, location: str) -> BaseException | None:
     chain: BaseException | None = error
     secrets = _secrets(location)
     while chain is not None:
-        text = str(chain)
-        if redact(text) != text or any(secret in text for secret in secrets):
+        if any(secret in str(chain) for secret in secrets):
             return None
         chain = chain.__cause__ or chain.__context__
     return error
@@ -593,7 +594,7 @@ def safe_cause(error: BaseException, location: str) -> BaseException | None:
 
 def _secrets(location: str) -> list[str]:
     """Return the secret texts of a location."""
-    url, options = fsspec_args(location)
+    url, options = getattr(location, "url", location), getattr(location, "options", {})
     secrets = [url[at:] for at in (url.find("?") + 1,) if at and _without_credentials(url) != url]
     secrets += [
         user.rstrip("@") for user in re.findall(r"(?<=://)[^/@]*@", url) if user not in location

@@ -32,11 +32,12 @@ from sklearn.preprocessing import StandardScaler
 from topics import Documents, documents_of_file, documents_of_python
 
 import daskfactor as dfac
-from daskfactor.plots import scores_plot, top_entries_plot
 from daskfactor.results.compare import component_variability, downstream, top_entries
 
 N_PARTICLES = 3
 """Number of particles side by side."""
+MAX_LINES = 4
+"""Largest number of particles with a line over all digits."""
 MIN_SHARE = 0.95
 """Smallest share of the particles with a topic that is compared."""
 
@@ -166,20 +167,82 @@ def tell_digits(trace: xr.DataTree, scores: xr.Dataset, again: xr.Dataset) -> No
     )
 
 
+def draw_topics(figure: Any, top: xr.Dataset, chosen: list[Any]) -> None:
+    """Draw the largest words of topics in the heaviest particles side by side.
+
+    Orange words are in only one of the lists, light blue ones in some, blue ones in all.
+    """
+    from matplotlib.patches import Patch
+
+    colors = {"in all lists": "#20639b", "in some lists": "#7fa6c9", "in one list": "#d1682b"}
+    mass = top["weight"].values.ravel()
+    heaviest = np.argsort(-mass, kind="stable")[:N_PARTICLES]
+    lists = top[["label", "value"]].stack(particle=("chain", "draw"), create_index=False)
+    lists = lists.isel(particle=heaviest).transpose("particle", "component", "rank")
+    axes = figure.subplots(len(chosen), len(heaviest), squeeze=False)
+    for line, topic in zip(axes, chosen, strict=True):
+        words, sizes = (lists[name].sel(component=topic).values for name in ("label", "value"))
+        sets = [set(row[size > 0]) for row, size in zip(words, sizes, strict=True)]
+        for ax, particle, row, size in zip(line, heaviest, words, sizes, strict=True):
+            at = np.arange(row.size)
+            counts = [sum(word in one for one in sets) for word in row]
+            names = [
+                "in all lists" if n == len(sets) else "in one list" if n == 1 else "in some lists"
+                for n in counts
+            ]
+            ax.barh(at, size / sizes.max(), height=0.72, color=[colors[name] for name in names])
+            for y, word, length in zip(at, row, size / sizes.max(), strict=True):
+                where = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+                ax.annotate(str(word), (length, y), fontsize=8, **where)
+            ax.set(ylim=(row.size - 0.4, -0.6), xlim=(0.0, 1.9), xticks=[], yticks=[])
+            ax.spines[["top", "right", "bottom"]].set_visible(False)
+            number = top["draw"].values[particle % top.sizes["draw"]]
+            title = f"particle {number}, mass {mass[particle]:.3f}"
+            ax.set_title(title, loc="left", fontsize=9)
+        line[0].set_ylabel(f"topic {topic}", fontsize=10)
+    handles = [Patch(color=color, label=text) for text, color in colors.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+
+
+def draw_scores(figure: Any, scores: xr.Dataset) -> None:
+    """Draw the scores of all particles by digit, and lines for particles that are best in most.
+
+    A dot is a particle, whose area grows with its mass; a short bar is the mean.
+    """
+    digits = [str(name) for name in scores["score"].values]
+    mass = scores["weight"].values.ravel()
+    values = scores["value"].transpose("chain", "draw", "score").values.reshape(mass.size, -1)
+    best = np.nanargmax(values, axis=0)
+    ax, at = figure.subplots(), np.arange(len(digits))
+    spread = 0.52 * ((np.arange(mass.size) * 0.618034) % 1.0) - 0.26
+    for k in at:
+        area = 6 + 34 * mass / mass.max()
+        ax.scatter(k + spread, values[:, k], s=area, color="#b8c4d0", alpha=0.75, lw=0)
+    ax.hlines(scores["mean"].values, at - 0.3, at + 0.3, color="#333333", lw=1.2, zorder=2)
+    particles, wins = np.unique(best, return_counts=True)
+    for number, particle in enumerate(particles[np.argsort(-wins, kind="stable")]):
+        x, won, color = at + spread[particle], best == particle, f"C{number % 10}"
+        if number < MAX_LINES:
+            ax.plot(x, values[particle], ":o", color=color, lw=1.3, ms=4, mfc="white", zorder=3)
+        label = f"{particle}: best in {', '.join(digits[k] for k in np.flatnonzero(won))}"
+        ax.plot(x[won], values[particle, won], "o", color=color, ms=7, zorder=5, label=label)
+    ax.set_xticks(at, digits)
+    ax.set_xlabel("digit", fontsize=9)
+    ax.set_ylabel("AUC", fontsize=9)
+    ax.set_title("AUC of each digit for every particle (bar: mean)", loc="left", fontsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", title="particle", frameon=False, fontsize=8)
+
+
 def picture(path: str, top: xr.Dataset, chosen: list[Any], scores: xr.Dataset) -> None:
     """Words above, AUC below."""
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(10.5, 9.6), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(1.35, 1))
-    names = [f"topic {one}" for one in chosen]
-    top_entries_plot(top, chosen, N_PARTICLES, names=names, figure=upper)
+    draw_topics(upper, top, chosen)
     upper.suptitle("The same topics in the three particles with the largest weights", fontsize=10)
-    scores_plot(scores, figure=lower)
-    lower.axes[0].set_xlabel("digit", fontsize=9)
-    lower.axes[0].set_ylabel("AUC", fontsize=9)
-    title = "AUC of each digit for every particle (bar: mean)"
-    lower.axes[0].set_title(title, loc="left", fontsize=9)
+    draw_scores(lower, scores)
     figure.savefig(path, dpi=120)
     print(f"\nwrote {path}")
 

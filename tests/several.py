@@ -2,7 +2,7 @@
 
 import pytest
 
-from daskfactor.data import grid, tensor
+from daskfactor.data import grid
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -11,6 +11,5 @@ def several_blocks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grid, "WORTHWHILE_WORK", 1)
         patch.setattr(grid, "USUAL_BLOCKS", 2)
-        patch.setattr(tensor, "WORTHWHILE_BLOCK", 0)
-        patch.setattr(tensor, "USUAL_BANDS", 2)
+        patch.setattr(grid, "TENSOR_BLOCKS", (2, *grid.TENSOR_BLOCKS[1:]))
         yield

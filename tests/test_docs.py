@@ -15,7 +15,11 @@ from daskfactor.options import OnSampled
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "api"
-PLOTS = [name for name, own in vars(dfac.plots).items() if inspect.isfunction(own)]
+PLOTS = [
+    name
+    for name, own in vars(dfac.plots).items()
+    if inspect.isfunction(own) and not name.startswith("_")
+]
 NAMES = [
     *(f"daskfactor.{name}" for name in dir(dfac) if name != "plots"),
     *(f"daskfactor.plots.{name}" for name in PLOTS),

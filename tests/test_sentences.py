@@ -18,13 +18,13 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor import urls
 from daskfactor.cli.main import app
 from daskfactor.cli.wording import in_shell
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
-from daskfactor.results import particle_summary, verdict
+from daskfactor.results import verdict
 from daskfactor.results.verdict import Facts, other_starts
+from daskfactor.stein import particle_summary
 from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 
@@ -325,17 +325,10 @@ def test_starts_are_advised_where_there_are_more_of_them():
     assert all("starts=" not in advice[own] for own in (64, None))
 
 
-def test_a_variable_that_is_no_secret_hides_no_word(monkeypatch):
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setenv("MY_TOKEN", "false")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh")
-    assert urls.redact("it is false that abcdefgh") == "it is false that ***"
-
-
 def test_a_store_that_is_taken_is_refused_before_data_are_read(tmp_path, monkeypatch):
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "r.zarr", **RUN)
     np.save(tmp_path / "v.npy", V)
-    monkeypatch.setattr("daskfactor.data.sources.open_input", None)
+    monkeypatch.setattr("daskfactor.data.sources.open_source", None)
     fit = "fit", tmp_path / "v.npy", "--store", tmp_path / "r.zarr", "-k", 2
     fails(4, "exists and holds a run", *fit)
 

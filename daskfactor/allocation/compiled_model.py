@@ -16,8 +16,8 @@ from scipy.special import gammaln
 
 from daskfactor.allocation.counts import Counts, as_counts, distinct, stacked
 from daskfactor.allocation.model import AllocationModel
-from daskfactor.data.files import ANYTHING
 from daskfactor.data.labels import free_name
+from daskfactor.data.opening import ANYTHING
 from daskfactor.data.tables import ReadOptions
 from daskfactor.evidence.base import EvidenceMethod
 

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +17,11 @@ from daskfactor.data.adapters import (
     is_pydata_sparse,
     is_scipy_sparse,
     unstored_of_fill,
-    zarr_array,
 )
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.files import ANYTHING, is_readable_file, open_input, read_matrix
 from daskfactor.data.labels import DEFAULT_DIMS
+from daskfactor.data.opening import ANYTHING, load, open_source
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, OptionError
 from daskfactor.random import Stream, generator, resolve_seed
@@ -226,14 +224,9 @@ def _open(data: Any, dims: Sequence[str], options: ReadOptions = ANYTHING) -> _T
     """
     if isinstance(data, BlockedData):
         data.refuse_weights("AllocationModel")
-        return _matrix(from_blocks(data.known, data.view) if data.is_sparse else data)
-    if isinstance(data, str | PathLike) and is_readable_file(fspath(data)):
-        data = read_matrix(fspath(data), options)
+        return _matrix(open_source(data) if data.is_sparse else data)
     if isinstance(data, str | PathLike):
-        if not is_blocked_store(fspath(data)):
-            return _zarr(zarr_array(fspath(data))[0])
-        store = BlockStore(fspath(data))
-        return _matrix(from_blocks(store.known, store.read))
+        data = load(data, options)
     openers: list[tuple[str, str, Callable[[Any], _Tensor]]] = [
         ("xarray", "DataArray", lambda array: _labelled(array, dims)),
         ("dask.array", "Array", _dask),
@@ -245,7 +238,7 @@ def _open(data: Any, dims: Sequence[str], options: ReadOptions = ANYTHING) -> _T
     tensor = is_scipy_sparse(data) and len(data.shape) != 2
     if isinstance(data, np.ndarray) or is_pydata_sparse(data) or tensor:
         return _Tensor(data.shape, [_part_of(data)])
-    source = open_input(data, options)
+    source = open_source(data, options)
     if source.shape is None:  # labels are collected on the way to blocks
         blocks = as_blocks(source, dtype="float64", unstored="zero", allow_empty=True)
         source = from_blocks(blocks.known, blocks.view)

@@ -2,43 +2,20 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from rich.filesize import decimal
-from typer import Argument, Option
+from typer import Argument
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.verb_options import VerbOptions
 from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
     from daskfactor.data.convert import Conversion
 
 
-def convert(
-    source: Annotated[
-        str,
-        Argument(
-            metavar="SOURCE",
-            help="Path or URL to read: .csv, .tsv, .mtx (also .gz), .parquet (file or folder), "
-            ".npz, .h5ad or a store.",
-        ),
-    ],
-    store: Annotated[
-        str,
-        Argument(
-            metavar="STORE", help="Store to write, such as data.zarr or s3://bucket/data.zarr."
-        ),
-    ],
-    reading: o.Reading,
-    options: Annotated[
-        o.Arguments,
-        VerbOptions("convert", "shape", "balance", "dtype", "compression", "memory_limit"),
-    ],
-    overwrite: o.Overwrite = False,
-    quiet: o.Quiet = False,
-) -> o.Answer:
+class Convert(o.Reading):
     """Convert a table or a sparse matrix of any size to a store for fit.
 
     A table has one line per entry: row key, column key, value. Keys may be names or numbers; they
@@ -58,17 +35,30 @@ def convert(
 
     The source is read twice and may be larger than memory. An interrupted conversion leaves
     nothing behind; start it again.
+
+    Parameters
+    ----------
+    source
+        Path or URL to read: .csv, .tsv, .mtx (also .gz), .parquet (file or folder), .npz, .h5ad or
+        a store.
+    store
+        Store to write, such as data.zarr or s3://bucket/data.zarr.
     """
-    conversion = dfac.convert(
-        source,
-        store,
-        overwrite=overwrite,
-        progressbar=not quiet,
-        **options,
-        **reading.arguments(),
-    )
-    speed = conversion.entries_per_second
-    return {**asdict(conversion), "entries_per_second": speed}, o.facts(_facts(conversion))
+
+    verbs: ClassVar = {"convert": "shape balance dtype compression memory_limit"}
+
+    source: Annotated[str, Argument(metavar="SOURCE")]
+    store: Annotated[str, Argument(metavar="STORE")]
+    overwrite: bool = False
+    quiet: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Convert the source."""
+        options = self.arguments("convert") | self.reading()
+        options |= {"overwrite": self.overwrite, "progressbar": not self.quiet}
+        conversion = dfac.convert(self.source, self.store, **options)
+        speed = conversion.entries_per_second
+        return {**asdict(conversion), "entries_per_second": speed}, o.facts(_facts(conversion))
 
 
 def _facts(done: "Conversion") -> list[tuple[str, str]]:
@@ -92,26 +82,7 @@ def _facts(done: "Conversion") -> list[tuple[str, str]]:
     ]
 
 
-def demo(
-    name: Annotated[
-        Literal["faces", "digits"],
-        Argument(
-            metavar="faces|digits",
-            help="Data set: faces (400 portraits of 10304 pixels) or digits (1797 images of 64 "
-            "pixels).",
-        ),
-    ],
-    missing: Annotated[float, Option(help="Fraction of the pixels to erase.")] = 0.3,
-    seed: o.Seed = 0,
-    draws: Annotated[int, Option(min=1, help="Number of draws from the posterior.")] = 100,
-    tune: Annotated[int, Option(min=0, help="Number of cycles before the first draw.")] = 800,
-    thin: Annotated[int, Option(min=1, help="Number of cycles per draw.")] = 8,
-    keep: Annotated[o.Keep, Option(help="Draws to keep in the store, as for fit.")] = "auto",
-    store: Annotated[str | None, Option(help="Store to write; by default NAME.zarr.")] = None,
-    output: o.Picture = None,
-    overwrite: o.Overwrite = False,
-    quiet: o.Quiet = False,
-) -> o.Answer:
+class Demo(o.Command):
     """Erase pixels of real images, restore them with error bars, and score the result.
 
     Writes a store and an image file, by default NAME.zarr and NAME.png. The data are part of
@@ -120,51 +91,77 @@ def demo(
         daskfactor demo faces
 
         daskfactor demo digits --missing 0.5 --overwrite
-    """
-    from daskfactor import demos
-    from daskfactor.plots.canvas import save, style
 
-    target, picture = store or f"{name}.zarr", output or Path(f"{name}.png")
-    style()  # fail before the work if matplotlib is not installed
-    images = demos.load_faces() if name == "faces" else demos.load_digits()
-    check_free(target, overwrite, lambda path: True)  # sample refuses a folder that is not a run
-    check_free(picture, overwrite)
-    with o.resumable(target):
-        evaluation = demos.run(
-            images,
-            missing=missing,
-            seed=seed,
-            progressbar=not quiet,
-            store=target,
-            overwrite=overwrite,
-            draws=draws,
-            tune=tune,
-            thin=thin,
-            keep=keep,
+    Parameters
+    ----------
+    name
+        Data set: faces (400 portraits of 10304 pixels) or digits (1797 images of 64 pixels).
+    missing
+        Fraction of the pixels to erase.
+    draws
+        Number of draws from the posterior.
+    tune
+        Number of cycles before the first draw.
+    thin
+        Number of cycles per draw.
+    keep
+        Draws to keep in the store, as for fit.
+    store
+        Store to write; by default NAME.zarr.
+    output
+        Image file to write (.png, .pdf, .svg).
+    """
+
+    name: Annotated[Literal["faces", "digits"], Argument(metavar="faces|digits")]
+    missing: float = 0.3
+    seed: int = 0
+    draws: int = 100
+    tune: int = 800
+    thin: int = 8
+    keep: o.Keep = "auto"
+    store: str | None = None
+    output: Path | None = None
+    overwrite: bool = False
+    quiet: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Run the demo."""
+        from daskfactor import demos
+        from daskfactor.plots.canvas import save, style
+
+        store, picture = self.store or f"{self.name}.zarr", self.output or Path(f"{self.name}.png")
+        style()  # fail before the work if matplotlib is not installed
+        images = demos.LOADERS[self.name]()
+        # sample refuses a folder that is not a run
+        check_free(store, self.overwrite, lambda path: True)
+        check_free(picture, self.overwrite)
+        names = "missing", "seed", "draws", "tune", "thin", "keep", "overwrite"
+        options = {name: getattr(self, name) for name in names}
+        with o.resumable(store):
+            evaluation = demos.run(images, store=store, progressbar=not self.quiet, **options)
+        save(demos.picture(evaluation), picture, self.overwrite)
+        share, shape = evaluation.erased.mean(), images.truth.shape
+        values = {
+            "demo": self.name,
+            "missing": share,
+            "scores": [score._asdict() for score in evaluation.scores],
+            "coverage": evaluation.coverage,
+            "interval": evaluation.interval,
+            "store": store,
+            "picture": str(picture),
+        }
+        table = o.comparison(
+            ["method", "relative error", "seconds"],
+            [
+                (s.method, f"{s.error:.4f}", f"{s.seconds:.1f}" if s.seconds else "-")
+                for s in evaluation.scores
+            ],
+            best=min(evaluation.scores, key=lambda score: score.error).method,
+            title=f"{shape[0]} pixels x {shape[1]} {self.name}, {share:.0%} erased",
         )
-    save(demos.picture(evaluation), picture, overwrite)
-    share, shape = evaluation.erased.mean(), images.truth.shape
-    values = {
-        "demo": name,
-        "missing": share,
-        "scores": [score._asdict() for score in evaluation.scores],
-        "coverage": evaluation.coverage,
-        "interval": evaluation.interval,
-        "store": target,
-        "picture": str(picture),
-    }
-    table = o.comparison(
-        ["method", "relative error", "seconds"],
-        [
-            (s.method, f"{s.error:.4f}", f"{s.seconds:.1f}" if s.seconds else "-")
-            for s in evaluation.scores
-        ],
-        best=min(evaluation.scores, key=lambda score: score.error).method,
-        title=f"{shape[0]} pixels x {shape[1]} {name}, {share:.0%} erased",
-    )
-    text = (
-        f"{evaluation.coverage:.1%} of the erased pixels lie in their "
-        f"{evaluation.interval:.0%} intervals.\n"
-        f"picture: {picture}\nrun:     {target}  (daskfactor info {target})"
-    )
-    return values, table, text
+        text = (
+            f"{evaluation.coverage:.1%} of the erased pixels lie in their "
+            f"{evaluation.interval:.0%} intervals.\n"
+            f"picture: {picture}\nrun:     {store}  (daskfactor info {store})"
+        )
+        return values, table, text

@@ -2,9 +2,9 @@
 
 import re
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
@@ -12,7 +12,6 @@ import daskfactor as dfac
 from daskfactor.cli import options as o
 from daskfactor.cli.output import write
 from daskfactor.cli.show import summary_of
-from daskfactor.cli.verb_options import VerbOptions
 from daskfactor.errors import OptionError
 from daskfactor.publish import check_free
 
@@ -21,110 +20,54 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Options for the model of the data."""
+class Model(o.Command):
+    """Options for the model of the data and the sampler.
 
-    model: Annotated[
-        Literal["tweedie", "negative-binomial", "gaussian"],
-        Option(
-            help="Model of the data: tweedie for non-negative values, negative-binomial for "
-            "overdispersed counts, gaussian for real values, with biases."
-        ),
-    ] = "tweedie"
-    beta: o.Beta = None
-    dispersion: o.ModelDispersion = None
-    row_covariates: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            help="Covariates of the rows: a table with one line of numbers per row of the matrix.",
-        ),
-    ] = None
-    column_covariates: Annotated[
-        str | None,
-        Option(metavar="FILE", help="Covariates of the columns, as for --row-covariates."),
-    ] = None
+    Parameters
+    ----------
+    n_components
+        Number K of components; auto starts with many and removes those that the data do not need.
+    model
+        Model of the data: tweedie for non-negative values, negative-binomial for overdispersed
+        counts, gaussian for real values, with biases.
+    beta
+        Power of the likelihood (tweedie): 1 for counts, 2 Gaussian, 0 gamma, 0.5 in between; by
+        default 1.
+    dispersion
+        Dispersion of the model. By default, tweedie uses 1 for counts and estimates it for other
+        data, and negative-binomial samples it; column samples one for each column.
+    row_covariates
+        Covariates of the rows: a table with one line of numbers per row of the matrix.
+    column_covariates
+        Covariates of the columns, as for --row-covariates.
+    sampler
+        Sampler: auto (chosen by model, size and counts), blockhmc (exact, for any data), gibbs
+        (exact, for counts and for gaussian), sghmc (with momentum, for large data), psgld (without
+        momentum), psgrrld (less bias than psgld at 1.5 times the work), langevin or sgld (for
+        comparison).
+    """
 
-    def model_with(self, n_components: Any) -> Any:
-        """Return the model with a number of components."""
-        options = o.options_of_model(
-            self.model,
-            {
-                "tweedie": {"beta": self.beta},
-                "tweedie or negative-binomial": {"dispersion": self.dispersion},
-            },
-        )
+    verbs: ClassVar = {"sample": "draws tune chains thin init starts keep monitor"}
+
+    n_components: o.Rank
+    model: Literal["tweedie", "negative-binomial", "gaussian"] = "tweedie"
+    beta: float | None = None
+    dispersion: o.Dispersion = None
+    row_covariates: str | None = None
+    column_covariates: str | None = None
+    sampler: o.Sampler = "auto"
+
+    def factor_model(self) -> Any:
+        """Return the model."""
+        names = {"tweedie": "beta", "tweedie or negative-binomial": "dispersion"}
+        options = self.model_options(self.model, names)
         files = {"covariates_w": self.row_covariates, "covariates_h": self.column_covariates}
-        for name, file in files.items():
-            if file is not None:
-                from daskfactor.data.files import read_matrix
-                from daskfactor.data.tables import ReadOptions
-
-                options[name] = read_matrix(file, ReadOptions(table=False))
+        options |= {name: o.read_numbers(file) for name, file in files.items() if file is not None}
         models = {"gaussian": dfac.GaussianMF, "negative-binomial": dfac.NegativeBinomialNMF}
-        return models.get(self.model, dfac.TweedieNMF)(n_components, **options)
+        return models.get(self.model, dfac.TweedieNMF)(self.n_components, **options)
 
 
-CHAINS: Final = VerbOptions(
-    "sample", "draws", "tune", "chains", "thin", "init", "starts", "keep", "monitor"
-)
-Sampler = Annotated[
-    Any,
-    Option(
-        parser=o.parse_sampler,
-        metavar="NAME",
-        help="Sampler: auto (chosen by model, size and counts), blockhmc (exact, for any data), "
-        "gibbs (exact, for counts and for gaussian), sghmc (with momentum, for large data), psgld "
-        "(without momentum), psgrrld (less bias than psgld at 1.5 times the work), "
-        "langevin or sgld (for comparison).",
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """Options for the machines and the network of a planned run."""
-
-    panel: ClassVar = "Hardware"
-
-    store: Annotated[
-        bool, Option("--store/--no-store", help="Include the store that the run writes.")
-    ] = True
-    executor: Annotated[o.Arguments, o.EXECUTOR]
-    workers: Annotated[
-        int | None, Option(min=1, help="Number of worker processes; by default 1.")
-    ] = None
-    threads: Annotated[
-        int | None,
-        Option(min=1, help="Number of threads per worker; by default the cores of this machine."),
-    ] = None
-    network: Annotated[
-        str | None,
-        Option(metavar="RATE", help="Network bandwidth of a worker, such as '10 Gbit/s'."),
-    ] = None
-    block_seconds: Annotated[
-        float | None,
-        Option(help="Seconds per update of the largest block, as a run on a cluster reports."),
-    ] = None
-
-    def arguments(self) -> o.Arguments:
-        """Return the options as arguments of `estimate_cost`."""
-        options = asdict(self) | self.executor
-        return options | {"store": self.store or None, "lanes": options.pop("threads")}
-
-
-def fit(
-    matrix: o.WeightedMatrix,
-    execution: o.SeededDeviceExecution,
-    store: o.Store,
-    n_components: o.Rank,
-    model: ModelOptions,
-    chains: Annotated[o.Arguments, CHAINS],
-    blocks: Annotated[o.Arguments, VerbOptions("as_blocks", "balance", "allow_empty", "dtype")],
-    sampler: Sampler = "auto",
-    overwrite: o.Overwrite = False,
-) -> o.Answer:
+class Fit(Model, o.WeightedMatrix, o.OnDevice, o.Seeded):
     """Sample the factors of a matrix from their posterior and write them to a store.
 
     NaN, empty fields and NA are missing cells: they are ignored by the fit and can be predicted.
@@ -145,30 +88,58 @@ def fit(
         daskfactor fit ratings.csv --store run.zarr -k 20 --model gaussian --unstored missing
         --rows user --columns film --values stars
     """
-    from daskfactor.inference.session import blocks_for
-    from daskfactor.results.store import check_place
 
-    if chains["monitor"] not in (None, "missing"):
-        raise OptionError(f"--monitor must be 'missing', got {chains['monitor']!r}")
-    factor_model = model.model_with(n_components)
-    check_place(store, overwrite)  # before reading the data, which may take long
-    blocks["allow_empty"] |= factor_model.covariates != (None, None)
-    data = blocks_for(factor_model, matrix.input, **blocks, **matrix.arguments())
-    with closing(data), execution.running(store) as running:
-        options = chains | {"store": store, "overwrite": overwrite} | running
-        tree = dfac.sample(data, factor_model, sampler, **options)
-    return summary_of(tree, store)
+    verbs: ClassVar = {"as_blocks": "balance allow_empty dtype"}
+
+    store: str
+    overwrite: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Fit the model."""
+        from daskfactor.inference.session import blocks_for
+        from daskfactor.results.store import check_place
+
+        monitor = self.arguments("sample")["monitor"]
+        if monitor not in (None, "missing"):
+            raise OptionError(f"--monitor must be 'missing', got {monitor!r}")
+        model, reading = self.factor_model(), self.reading()
+        check_place(self.store, self.overwrite)  # before reading the data, which may take long
+        reading["allow_empty"] |= model.covariates != (None, None)
+        data = blocks_for(model, self.input, **reading)
+        with closing(data), self.running(self.store) as options:
+            options |= {"store": self.store, "overwrite": self.overwrite}
+            tree = dfac.sample(data, model, self.sampler, **options)
+        return summary_of(tree, self.store)
 
 
-def estimate_cost(
-    matrix: o.WeightedMatrix,
-    n_components: o.Rank,
-    model: ModelOptions,
-    chains: Annotated[o.Arguments, CHAINS],
-    blocks: Annotated[o.Arguments, VerbOptions("as_blocks", "balance", "dtype", "memory_limit")],
-    hardware: Hardware,
-    sampler: Sampler = "auto",
-) -> o.Answer:
+class Hardware(o.Command):
+    """Options for the machines and the network of a planned run.
+
+    Parameters
+    ----------
+    store
+        Include the store that the run writes.
+    workers
+        Number of worker processes; by default 1.
+    threads
+        Number of threads per worker; by default the cores of this machine.
+    network
+        Network bandwidth of a worker, such as '10 Gbit/s'.
+    block_seconds
+        Seconds per update of the largest block, as a run on a cluster reports.
+    """
+
+    panel = "Hardware"
+    verbs: ClassVar = {"sample": "executor"}
+
+    store: bool = True
+    workers: int | None = None
+    threads: int | None = None
+    network: str | None = None
+    block_seconds: float | None = None
+
+
+class EstimateCost(Model, o.WeightedMatrix, Hardware):
     """Estimate the memory, disk space, tasks and time of a fit with the same options.
 
     For several workers, also estimate the network traffic, and the number of workers from which
@@ -178,45 +149,27 @@ def estimate_cost(
 
         daskfactor estimate-cost counts.zarr -k 50 --workers 16 --threads 8 --network "10 Gbit/s"
     """
-    cost = dfac.estimate_cost(
-        matrix.input,
-        model.model_with(n_components),
-        sampler,
-        **blocks,
-        **hardware.arguments(),
-        **chains,
-        **matrix.arguments(),
-    )
-    return asdict(cost), str(cost)
+
+    verbs: ClassVar = {"as_blocks": "balance dtype memory_limit"}
+
+    def __call__(self) -> o.Answer:
+        """Estimate the cost."""
+        cost = dfac.estimate_cost(
+            self.input,
+            self.factor_model(),
+            self.sampler,
+            store=self.store or None,
+            workers=self.workers,
+            lanes=self.threads,
+            network=self.network,
+            block_seconds=self.block_seconds,
+            **self.arguments("sample"),
+            **self.reading(),
+        )
+        return asdict(cost), str(cost)
 
 
-def particles(
-    matrix: o.Matrix,
-    execution: o.SeededExecution,
-    store: o.Store,
-    n_components: o.Components,
-    pilots: Annotated[
-        o.Arguments,
-        VerbOptions("stein_posterior", "particles", "pilot"),
-    ],
-    blocks: Annotated[o.Arguments, VerbOptions("as_blocks", "dtype")],
-    beta: Annotated[
-        float, Option(help="Divergence: 2 for squared differences, 1 for counts, 0 for ratios.")
-    ] = 2.0,
-    threshold: Annotated[
-        float | None,
-        Option(help="Largest objective of a good factorization; by default from pilot runs."),
-    ] = None,
-    start: Annotated[
-        Literal["q-transform", "random", "nndsvdar"],
-        Option(help="Starting points of the optimizations."),
-    ] = "q-transform",
-    max_iter: Annotated[
-        int | None,
-        Option(min=1, help="Maximum number of iterations per start; by default 200 or 300."),
-    ] = None,
-    overwrite: o.Overwrite = False,
-) -> o.Answer:
+class Particles(o.Matrix, o.Seeded):
     """Find many good factorizations of a matrix, and weight them.
 
     Each particle is the result of an optimization from one of many diverse starts; the weights
@@ -226,33 +179,46 @@ def particles(
         daskfactor particles counts.csv --store modes.zarr -k 10
 
         daskfactor info modes.zarr --diagnose
+
+    Parameters
+    ----------
+    beta
+        Divergence: 2 for squared differences, 1 for counts, 0 for ratios.
+    threshold
+        Largest objective of a good factorization; by default from pilot runs.
+    start
+        Starting points of the optimizations.
+    max_iter
+        Maximum number of iterations per start; by default 200 or 300.
     """
-    from daskfactor.results.store import check_place
 
-    model = dfac.SILFNMF(
-        n_components, beta=beta, threshold="auto" if threshold is None else threshold
-    )
-    method = dfac.Ensemble(start=start.replace("-", "_"), max_iter=max_iter)
-    check_place(store, overwrite)
-    data = dfac.as_blocks(matrix.input, **blocks, **matrix.arguments())
-    with closing(data), execution.running(store) as options:
-        tree = dfac.stein_posterior(
-            data,
-            model,
-            method,
-            store=store,
-            overwrite=overwrite,
-            **pilots,
-            **options,
-        )
-    return summary_of(tree, store)
+    verbs: ClassVar = {"stein_posterior": "particles pilot", "as_blocks": "dtype"}
+
+    store: str
+    n_components: int
+    beta: float = 2.0
+    threshold: float | None = None
+    start: Literal["q-transform", "random", "nndsvdar"] = "q-transform"
+    max_iter: int | None = None
+    overwrite: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Compute the particles."""
+        from daskfactor.results.store import check_place
+
+        threshold: Any = "auto" if self.threshold is None else self.threshold
+        model = dfac.SILFNMF(self.n_components, beta=self.beta, threshold=threshold)
+        method = dfac.Ensemble(start=self.start.replace("-", "_"), max_iter=self.max_iter)
+        check_place(self.store, self.overwrite)
+        data = dfac.as_blocks(self.input, **self.reading())
+        with closing(data), self.running(self.store) as options:
+            options |= {"store": self.store, "overwrite": self.overwrite}
+            options |= self.arguments("stein_posterior")
+            tree = dfac.stein_posterior(data, model, method, **options)
+        return summary_of(tree, self.store)
 
 
-def resume(
-    run: o.Run,
-    execution: o.DeviceExecution,
-    changes: Annotated[o.Arguments, VerbOptions("resume", "draws", "V")],
-) -> o.Answer:
+class Resume(o.OnDevice):
     """Resume an interrupted run, or add draws to a finished one.
 
     The draws are those of an uninterrupted run. Without --draws, the planned draws are finished.
@@ -261,64 +227,19 @@ def resume(
 
         daskfactor resume run.zarr --draws 1000
     """
-    with execution.running(run, new=False) as running:
-        tree = dfac.resume(run, **changes, **running)
-    return summary_of(tree, run)
+
+    verbs: ClassVar = {"resume": "draws V"}
+
+    run: o.RunArgument
+
+    def __call__(self) -> o.Answer:
+        """Resume the run."""
+        with self.running(self.run, new=False) as options:
+            tree = dfac.resume(self.run, **self.arguments("resume"), **options)
+        return summary_of(tree, self.run)
 
 
-def select_rank(
-    matrix: o.Matrix,
-    execution: o.SeededExecution,
-    ranks: Annotated[
-        str, Option(help="Numbers of components: FIRST:LAST (inclusive) or a list such as 2,4,8.")
-    ] = "1:10",
-    model: Annotated[
-        Literal["tweedie", "allocation"],
-        Option(help="Model of the data: tweedie, or allocation for sparse counts as tokens."),
-    ] = "tweedie",
-    beta: o.Beta = None,
-    concentration: Annotated[
-        float | None,
-        Option(help="Pseudo-counts in each table (allocation); by default 1."),
-    ] = None,
-    bound: Annotated[
-        bool,
-        Option(
-            "--bound",
-            help="Compute a variational lower bound (allocation), for many thousands of counts.",
-        ),
-    ] = False,
-    dispersion: o.Dispersion = None,
-    held_out: Annotated[
-        float | None,
-        Option(
-            min=0.0,
-            max=0.9,
-            help="Fraction of cells to hold out and predict (tweedie); by default 0.1, 0 for none.",
-        ),
-    ] = None,
-    temperatures: Annotated[
-        int | None,
-        Option(min=2, help="Number of temperatures (tweedie); by default 10."),
-    ] = None,
-    draws: Annotated[
-        int | None,
-        Option(min=10, help="Number of draws at the full likelihood (tweedie)."),
-    ] = None,
-    tune: Annotated[
-        int | None,
-        Option(min=0, help="Number of tuning cycles per temperature (tweedie)."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="File to write: a figure (.png, .pdf, .svg), or the table (.nc) for report.",
-        ),
-    ] = None,
-    overwrite: o.Overwrite = False,
-) -> o.Answer:
+class SelectRank(o.Matrix, o.Seeded):
     """Compare numbers of components by held-out cells and by log evidence.
 
     For the tweedie model, thermodynamic integration computes the evidence and its errors. It runs
@@ -331,55 +252,80 @@ def select_rank(
         daskfactor select-rank counts.csv --model allocation --concentration 10
 
         daskfactor select-rank data.npz:V --ranks 5,10,20,40 --held-out 0 -o ranks.png
+
+    Parameters
+    ----------
+    ranks
+        Numbers of components: FIRST:LAST (inclusive) or a list such as 2,4,8.
+    model
+        Model of the data: tweedie, or allocation for sparse counts as tokens.
+    beta
+        Power of the likelihood (tweedie): 1 for counts, 2 Gaussian, 0 gamma, 0.5 in between; by
+        default 1.
+    concentration
+        Pseudo-counts in each table (allocation); by default 1.
+    bound
+        Compute a variational lower bound (allocation), for many thousands of counts.
+    dispersion
+        Dispersion (tweedie); by default 1 for counts, estimated for other data.
+    held_out
+        Fraction of cells to hold out and predict (tweedie); by default 0.1, 0 for none.
+    temperatures
+        Number of temperatures (tweedie); by default 10.
+    draws
+        Number of draws at the full likelihood (tweedie).
+    tune
+        Number of tuning cycles per temperature (tweedie).
+    output
+        File to write: a figure (.png, .pdf, .svg), or the table (.nc) for report.
     """
-    numbers = _parse_ranks(ranks)
-    if output is not None:
-        check_free(output, overwrite)
-    options = o.options_of_model(
-        model,
-        {
-            "tweedie": {
-                "beta": beta,
-                "dispersion": dispersion,
-                "held_out": held_out,
-                "temperatures": temperatures,
-                "draws": draws,
-                "tune": tune,
-            },
-            "allocation": {"concentration": concentration, "bound": bound or None},
-        },
-    )
-    factor_model: Any
-    method: Any
-    if model == "tweedie":
-        factor_model = dfac.TweedieNMF(
-            numbers[0], beta=options.get("beta", 1.0), dispersion=options.get("dispersion", "auto")
-        )
-        method = None  # compute the evidence only where it is needed
-        if any(option is not None for option in (temperatures, draws, tune)):
-            method = dfac.ThermodynamicIntegration(temperatures or 10, draws=draws, tune=tune)
-    else:
-        factor_model = dfac.AllocationModel.nmf(
-            numbers[0], concentration=options.get("concentration", 1.0)
-        )
-        method = dfac.VariationalBayes() if bound else dfac.SequentialMonteCarlo()
-    with execution.running() as running:
-        table = dfac.select_rank(
-            matrix.input,
-            factor_model,
-            numbers,
-            method,
-            options.get("held_out", "auto"),
-            **matrix.arguments(),
-            **running,
-        )
-    if output is not None and output.suffix == ".nc":
-        write(table, str(output), overwrite)
-    elif output is not None:
-        dfac.plots.plot_ranks(table, output, overwrite)
-    values = {str(name): table[name].values for name in ("rank", *table)} | table.attrs
-    paths = [] if output is None else [f"wrote {output}"]
-    return values, _rank_table(table), table.attrs["verdict"], *paths
+
+    ranks: str = "1:10"
+    model: Literal["tweedie", "allocation"] = "tweedie"
+    beta: float | None = None
+    concentration: float | None = None
+    bound: bool = False
+    dispersion: float | None = None
+    held_out: Annotated[float | None, Option(min=0.0, max=0.9)] = None
+    temperatures: Annotated[int | None, Option(min=2)] = None
+    draws: Annotated[int | None, Option(min=10)] = None
+    tune: int | None = None
+    output: Path | None = None
+    overwrite: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Compare the ranks."""
+        ranks, output = _parse_ranks(self.ranks), self.output
+        if output is not None:
+            check_free(output, self.overwrite)
+        model, method, share = self._model_and_method(ranks[0])
+        with self.running() as running:
+            options = self.reading() | running
+            table = dfac.select_rank(self.input, model, ranks, method, share, **options)
+        if output is not None and output.suffix == ".nc":
+            write(table, str(output), self.overwrite)
+        elif output is not None:
+            dfac.plots.plot_ranks(table, output, self.overwrite)
+        values = {str(name): table[name].values for name in ("rank", *table)} | table.attrs
+        paths = [] if output is None else [f"wrote {output}"]
+        return values, _rank_table(table), table.attrs["verdict"], *paths
+
+    def _model_and_method(self, rank: int) -> tuple[Any, Any, Any]:
+        """Return the model with a rank, the method (None: automatic) and the held-out share."""
+        names = {
+            "tweedie": "beta dispersion held_out temperatures draws tune",
+            "allocation": "concentration bound",
+        }
+        options = self.model_options(self.model, names)
+        share = options.pop("held_out", "auto")
+        if self.model == "allocation":
+            bound = options.pop("bound", False)
+            method: Any = dfac.VariationalBayes() if bound else dfac.SequentialMonteCarlo()
+            tables = dfac.AllocationModel.nmf(rank, **{"concentration": 1.0, **options})
+            return tables, method, share
+        path = {name: options.pop(name) for name in names["tweedie"].split()[3:] if name in options}
+        model = dfac.TweedieNMF(rank, **{"beta": 1.0, **options})
+        return model, dfac.ThermodynamicIntegration(**path) if path else None, share
 
 
 def _parse_ranks(text: str) -> list[int]:
@@ -395,7 +341,7 @@ def _parse_ranks(text: str) -> list[int]:
 
 
 def _rank_table(table: "xr.Dataset") -> "Table":
-    """Return the results at each rank as a table, without errors that are 0 at all ranks."""
+    """Return the results at each rank as a table, without columns that are 0 or empty."""
     columns = {
         "rank": ("rank", "d"),
         "log_evidence": ("lower bound" if "bound" in table.attrs else "log evidence", ".2f"),
@@ -405,12 +351,8 @@ def _rank_table(table: "xr.Dataset") -> "Table":
         "held_out_log_score": ("held-out score", ".4f"),
         "held_out_difference_error": ("± vs. best", ".4f"),
     }
-    for name in ("standard_error", "discretization_error"):
-        if not float(table[name].max()) > 0:
-            del columns[name]
-    if table["log_evidence"].isnull().all():
-        del columns["log_evidence"]
-    columns = {name: column for name, column in columns.items() if name in table.variables}
+    filled = [name for name in columns if name in table and table[name].fillna(0).any()]
+    columns = {name: columns[name] for name in ("rank", *filled)}
     rows = [
         [
             f"{table[name].values[row]:{form}}".replace("nan", "–")

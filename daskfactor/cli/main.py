@@ -10,19 +10,15 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import is_dataclass
-from functools import wraps
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Option
-from typer.models import OptionInfo
 
 from daskfactor.cli import convert, fit, predict, show
 from daskfactor.cli import options as o
-from daskfactor.cli.verb_options import VerbOptions, option
+from daskfactor.cli.verb_options import options_of
 from daskfactor.cli.wording import in_shell
 from daskfactor.errors import (
     DaskfactorError,
@@ -134,27 +130,18 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
-    """Make a command from a function, with the additional options ``--json`` and ``--debug``.
+def command(kind: type[o.Command]) -> Callable[..., None]:
+    """Make a function for typer from the class of a command."""
+    options = options_of(kind)
 
-    A parameter whose type is a group (a dataclass, or `VerbOptions`) becomes the options of the
-    group, in a panel of their own if the group has a title. The function returns the values that
-    ``--json`` prints, followed by texts or tables for people, or None if it has already written
-    its result.
-    """
-    options = _options_of(function)
-    for name, kind in (("as_json", o.Json), ("debug", o.Debug)):
-        options.setdefault(name, option(name, kind, False))
-
-    @wraps(function)
-    def run(*, debug: bool, **arguments: Any) -> None:
-        with reporting(options, debug):
-            answer = _call(function, arguments)
+    def run(**values: Any) -> None:
+        with reporting(options, values["debug"]):
+            answer = kind(**values)()
             if answer is None:
                 return
-            values, *parts = answer
-            if arguments["as_json"]:
-                text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False)
+            content, *parts = answer
+            if values["as_json"]:
+                text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
                 parts = [text]
             for part in parts:
                 if isinstance(part, str):
@@ -162,43 +149,29 @@ def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
                 else:
                     Console().print(part)
 
+    run.__doc__ = inspect.cleandoc(kind.__doc__ or "").partition("\nParameters\n---")[0]
     run.__signature__ = inspect.Signature([*options.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {name: p.annotation for name, p in options.items()}
     return run
 
 
-def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the options of a command, or of a group in its panel."""
-    options: dict[str, inspect.Parameter] = {}
-    panel = getattr(function, "panel", None)
-    for name, parameter in inspect.signature(function).parameters.items():
-        hint = parameter.annotation
-        if is_dataclass(hint):
-            options |= _options_of(hint)  # type: ignore[arg-type]
-        elif isinstance(info := hint.__metadata__[0], VerbOptions):
-            options |= info.options()
-        else:
-            info = copy(info)
-            if isinstance(info, OptionInfo):
-                info.rich_help_panel = panel
-            options[name] = option(name, Annotated[hint.__origin__, info], parameter.default)
-    return options
-
-
-def _call(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Call a command, or the class of a group, with its options."""
-    arguments = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        hint = parameter.annotation
-        if is_dataclass(hint):
-            arguments[name] = _call(hint, options)  # type: ignore[arg-type]
-        elif isinstance(info := hint.__metadata__[0], VerbOptions):
-            arguments[name] = {key: options[key] for key in info.parameters}
-        else:
-            arguments[name] = options[name]
-    return function(**arguments)
-
-
+COMMANDS = {
+    "demo": convert.Demo,
+    "convert": convert.Convert,
+    "fit": fit.Fit,
+    "estimate-cost": fit.EstimateCost,
+    "resume": fit.Resume,
+    "particles": fit.Particles,
+    "predict": predict.Predict,
+    "recommend": predict.Recommend,
+    "transform": predict.Transform,
+    "select-rank": fit.SelectRank,
+    "info": show.Info,
+    "plot": show.Plot,
+    "report": show.Report,
+    "annotate": show.Annotate,
+}
+"""Commands by name, in the order of the help."""
 app = typer.Typer(
     name="daskfactor",
     no_args_is_help=True,
@@ -207,23 +180,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (
-    convert.demo,
-    convert.convert,
-    fit.fit,
-    fit.estimate_cost,
-    fit.resume,
-    fit.particles,
-    predict.predict,
-    predict.recommend,
-    predict.transform,
-    fit.select_rank,
-    show.info,
-    show.plot,
-    show.report,
-    show.annotate,
-):
-    app.command()(command(verb))
+for name, kind in COMMANDS.items():
+    app.command(name)(command(kind))
 
 
 def _print_version(enabled: bool) -> None:

@@ -4,11 +4,8 @@ import csv
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-from typer import Option
+from typing import TYPE_CHECKING, Any, Final
 
 from daskfactor.cli import options as o
 from daskfactor.errors import DataError, DataWarning, OptionError
@@ -24,24 +21,23 @@ FORMULA: Final = r"^\s*[=@]|^\s*[+-](?!\s*[\d.]*(?:[eE][+-]?\d+)?\s*$)"
 """Pattern of text, other than a number, that spreadsheets evaluate as a formula."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cells:
-    """Options that select rows and columns of a run."""
+class Cells(o.Command):
+    """Options that select rows and columns of a run.
 
-    rows: Annotated[
-        str | None,
-        Option(
-            help="Rows to select: positions such as 0:100 or 3,5,7, labels such as alice,bob, or "
-            "both; by default all.",
-        ),
-    ] = None
-    columns: Annotated[str | None, Option(help="Columns to select, as for --rows.")] = None
-    by_label: Annotated[
-        bool,
-        Option(
-            "--by-label", help="Read numbers in --rows and --columns as labels, not as positions."
-        ),
-    ] = False
+    Parameters
+    ----------
+    rows
+        Rows to select: positions such as 0:100 or 3,5,7, labels such as alice,bob, or both; by
+        default all.
+    columns
+        Columns to select, as for --rows.
+    by_label
+        Read numbers in --rows and --columns as labels, not as positions.
+    """
+
+    rows: str | None = None
+    columns: str | None = None
+    by_label: bool = False
 
     def positions_in(self, tree: "xr.DataTree") -> dict[str, list[int]]:
         """Return the selected positions in a run by dimension, without fully selected ones."""
@@ -65,23 +61,24 @@ class Cells:
         return selected
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """Options for the output of a result."""
+class Output(o.Command):
+    """Options for the output of a result.
 
-    output: Annotated[
-        str,
-        Option("--output", "-o", help="File to write: .csv, .parquet, .nc or .zarr; - prints CSV."),
-    ] = "-"
-    overwrite: o.Overwrite = False
-    as_json: o.Json = False
+    Parameters
+    ----------
+    output
+        File to write: .csv, .parquet, .nc or .zarr; - prints CSV.
+    """
+
+    output: str = "-"
+    overwrite: bool = False
 
     @property
     def kind(self) -> str:
         """Suffix of the file, or - for CSV on stdout."""
         return "-" if self.output == "-" else Path(self.output).suffix.lower()
 
-    def check(self, kinds: tuple[str, ...] = KINDS) -> None:
+    def check_output(self, kinds: tuple[str, ...] = KINDS) -> None:
         """Refuse, before anything is computed, an output that cannot be written."""
         if self.as_json and self.output == "-":
             raise OptionError("--json cannot be combined with CSV on stdout; pass --output FILE")
@@ -163,9 +160,9 @@ class Terminal:
 
 def is_result(path: str) -> bool:
     """Return whether a folder is a zarr store of a result, rather than of a run or of data."""
-    from daskfactor.data.store import zarr_kind
+    from daskfactor.data.places import kind_of
 
-    return zarr_kind(path) == "group"
+    return kind_of(path) == "group"
 
 
 def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:

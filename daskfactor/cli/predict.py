@@ -1,24 +1,16 @@
 """``daskfactor predict``, ``recommend`` and ``transform``: predictions from a run."""
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
 from daskfactor.cli.output import Cells, Output
-from daskfactor.cli.verb_options import VerbOptions
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
-def predict(
-    run: o.Run,
-    cells: Cells,
-    output: Output,
-    options: Annotated[o.Arguments, VerbOptions("predict", "interval", "of")],
-) -> o.Answer | None:
+class Predict(Cells, Output):
     """Predict cells, observed or not: posterior mean, standard deviation and interval.
 
     In --rows and --columns, a number is a label if the labels are whole numbers, and otherwise a
@@ -30,24 +22,23 @@ def predict(
 
         daskfactor predict run.zarr --of observation --interval 0.95 -o filled.nc
     """
-    output.check()
-    tree = _run_with_draws(run, "a prediction")
-    selected = cells.positions_in(tree)
-    # Select the factors by position, with their labels, because labels may repeat.
-    result = dfac.predict(tree.isel(selected, missing_dims="ignore"), **options)
-    return output.put(_with_positions(result, tree, selected))
+
+    verbs: ClassVar = {"predict": "interval of"}
+
+    run: o.RunArgument
+
+    def __call__(self) -> o.Answer | None:
+        """Predict the cells."""
+        self.check_output()
+        tree = _run_with_draws(self.run, "a prediction")
+        selected = self.positions_in(tree)
+        # Select the factors by position, with their labels, because labels may repeat.
+        part = tree.isel(selected, missing_dims="ignore")
+        result = dfac.predict(part, **self.arguments("predict"))
+        return self.put(_with_positions(result, tree, selected))
 
 
-def recommend(
-    run: o.Run,
-    cells: Cells,
-    output: Output,
-    options: Annotated[
-        o.Arguments,
-        VerbOptions("recommend", "n", "exclude", "by", "interval", "memory_limit"),
-    ],
-    quiet: o.Quiet = False,
-) -> o.Answer | None:
+class Recommend(Cells, Output):
     """Recommend the best columns (items) for every row (user), with error bars.
 
     Cells are ranked by posterior mean, or by --by. The result equals a comparison of all cells,
@@ -57,30 +48,26 @@ def recommend(
 
         daskfactor recommend run.zarr --exclude seen --by lower -o top.parquet
     """
-    from daskfactor.results.schema import factor_dims
 
-    output.check()
-    tree = _run_with_draws(run, "a ranking")
-    selected = cells.positions_in(tree)
-    rows, columns = (_selector(tree, dim, selected.get(dim)) for dim in factor_dims(tree))
-    result = dfac.recommend(tree, rows, columns=columns, progressbar=not quiet, **options)
-    return output.put(_with_positions(result, tree, selected))
+    verbs: ClassVar = {"recommend": "n exclude by interval memory_limit"}
+
+    run: o.RunArgument
+    quiet: bool = False
+
+    def __call__(self) -> o.Answer | None:
+        """Rank the columns."""
+        from daskfactor.results.schema import factor_dims
+
+        self.check_output()
+        tree = _run_with_draws(self.run, "a ranking")
+        selected = self.positions_in(tree)
+        rows, columns = (_selector(tree, dim, selected.get(dim)) for dim in factor_dims(tree))
+        options = self.arguments("recommend") | {"progressbar": not self.quiet}
+        result = dfac.recommend(tree, rows, columns=columns, **options)
+        return self.put(_with_positions(result, tree, selected))
 
 
-def transform(
-    run: o.Run,
-    matrix: o.WeightedMatrix,
-    execution: o.SeededDeviceExecution,
-    output: Output,
-    options: Annotated[o.Arguments, VerbOptions("transform", "axis", "draws")],
-    keep_draws: Annotated[
-        bool,
-        Option(
-            "--keep-draws",
-            help="Write every draw instead of means and standard deviations, to .nc or .zarr.",
-        ),
-    ] = False,
-) -> o.Answer | None:
+class Transform(o.WeightedMatrix, Output, o.OnDevice, o.Seeded):
     """Compute the components of new rows from a fitted run, without fitting it again.
 
     Writes the posterior mean and standard deviation for each row and component of the run,
@@ -90,16 +77,30 @@ def transform(
         daskfactor transform run.zarr new.csv -o components.csv
 
         daskfactor transform run.zarr new.npz --keep-draws -o draws.nc
+
+    Parameters
+    ----------
+    keep_draws
+        Write every draw instead of means and standard deviations, to .nc or .zarr.
     """
-    output.check(*([(".nc", ".zarr")] if keep_draws else []))
-    trace = dfac.align(run)
-    with execution.running() as running:
-        factors = dfac.transform(trace, matrix.input, **options, **matrix.arguments(), **running)
-    if keep_draws:
-        return output.put(factors.to_dataset())
-    draws = factors.weighted(factors["weight"]) if "weight" in factors.coords else factors
-    dims = ["chain", "draw"]
-    return output.put(draws.mean(dims).to_dataset(name="mean").assign(sd=draws.std(dims)))
+
+    verbs: ClassVar = {"transform": "axis draws"}
+
+    run: o.RunArgument
+    keep_draws: bool = False
+
+    def __call__(self) -> o.Answer | None:
+        """Compute the components."""
+        self.check_output(*([(".nc", ".zarr")] if self.keep_draws else []))
+        trace = dfac.align(self.run)
+        with self.running() as options:
+            options |= self.arguments("transform") | self.reading()
+            factors = dfac.transform(trace, self.input, **options)
+        if self.keep_draws:
+            return self.put(factors.to_dataset())
+        draws = factors.weighted(factors["weight"]) if "weight" in factors.coords else factors
+        dims = ["chain", "draw"]
+        return self.put(draws.mean(dims).to_dataset(name="mean").assign(sd=draws.std(dims)))
 
 
 def _run_with_draws(run: str, purpose: str) -> "xr.DataTree":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from rich.markup import escape
-from typer import Argument, Option
+from typer import Argument
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
@@ -22,16 +22,7 @@ if TYPE_CHECKING:
     from daskfactor.results.summary_cache import CachedSummary
 
 
-def info(
-    run: o.Run,
-    diagnose: Annotated[
-        bool,
-        Option(
-            "--diagnose",
-            help="Read all draws and report their convergence, or the agreement of particles.",
-        ),
-    ] = False,
-) -> o.Answer:
+class Info(o.Command):
     """Show the settings, progress and health of a run, and how to continue it.
 
     The run may be finished, running or interrupted. RUN may also be a store of data that convert
@@ -42,46 +33,49 @@ def info(
         daskfactor info run.zarr --diagnose
 
         daskfactor info run.zarr --json | python -m json.tool
+
+    Parameters
+    ----------
+    diagnose
+        Read all draws and report their convergence, or the agreement of particles.
     """
-    from daskfactor.results.summary_cache import READ_AT_ONCE, cached_at
 
-    if not diagnose and (ended := cached_at(run, READ_AT_ONCE)) is not None:
-        return _summary_table(*ended, run)
-    try:
-        tree = dfac.open_run(run)
-    except StoreFormatError:
-        from daskfactor.data.store import is_blocked_store
+    run: o.RunArgument
+    diagnose: bool = False
 
-        if not is_blocked_store(run):
-            raise
-        return _data_store_info(run)
-    diagnostics = dfac.summarize(tree) if diagnose else None
-    summary, table = summary_of(tree, run, diagnostics)
-    if diagnostics is None:
-        return summary, table
-    summary["convergence"] = {
-        "notes": diagnostics.notes,
-        "functionals": diagnostics.to_dataframe().to_dict(orient="index"),
-    }
-    text = str(diagnostics).partition("\n\npredictions")[0]
-    return summary, table, text, "\n".join(diagnostics.notes)
+    def __call__(self) -> o.Answer:
+        """Describe the run."""
+        from daskfactor.results.summary_cache import READ_AT_ONCE, cached_at
+
+        if not self.diagnose and (ended := cached_at(self.run, READ_AT_ONCE)) is not None:
+            return _summary_table(*ended, self.run)
+        try:
+            tree = dfac.open_run(self.run)
+        except StoreFormatError:
+            from daskfactor.data.places import kind_of
+
+            if kind_of(self.run) != "blocks":
+                raise
+            return _data_store_info(self.run)
+        diagnostics = dfac.summarize(tree) if self.diagnose else None
+        summary, table = summary_of(tree, self.run, diagnostics)
+        if diagnostics is None:
+            return summary, table
+        summary["convergence"] = {
+            "notes": diagnostics.notes,
+            "functionals": diagnostics.to_dataframe().to_dict(orient="index"),
+        }
+        text = str(diagnostics).partition("\n\npredictions")[0]
+        return summary, table, text, "\n".join(diagnostics.notes)
 
 
 def _data_store_info(store: str) -> o.Answer:
     """Describe the contents of a blocked store without reading a block."""
     with dfac.as_blocks(store, allow_empty=True) as data:
-        values = {
-            "store": store,
-            "shape": list(data.shape),
-            "entries": int(data.n_stored.sum()),
-            "unstored": data.unstored,
-            "blocks": data.grid.blocks,
-            "imbalance": data.imbalance,
-            "mean": data.mean,
-            "minimum": data.minimum,
-            "maximum": data.maximum,
-            "fingerprint": data.fingerprint,
-        }
+        names = "unstored", "imbalance", "mean", "minimum", "maximum", "fingerprint"
+        values = {name: getattr(data, name) for name in names}
+        values |= {"store": store, "shape": list(data.shape), "blocks": data.grid.blocks}
+        values["entries"] = int(data.n_stored.sum())
         lines = [
             ("store", store),
             ("matrix", data.describe().removesuffix(f" {data.place}")),
@@ -91,15 +85,7 @@ def _data_store_info(store: str) -> o.Answer:
     return values, o.facts(lines)
 
 
-def annotate(
-    run: o.Run,
-    data: Annotated[str, Argument(metavar="DATA", help="AnnData to read: .h5ad or .zarr.")],
-    output: Annotated[
-        str, Option("--output", "-o", help="File to write; DATA itself with --overwrite.")
-    ],
-    key: Annotated[str, Option(help="Key of the result in obsm, varm and uns.")] = "dfac",
-    overwrite: o.Overwrite = False,
-) -> o.Answer:
+class Annotate(o.Command):
     """Add the result of a run to an AnnData file.
 
     Means and standard deviations go to obsm and varm, settings to uns. Cells and genes are matched
@@ -108,32 +94,34 @@ def annotate(
         daskfactor annotate run.zarr cells.h5ad -o annotated.h5ad
 
         daskfactor annotate run.zarr cells.h5ad -o cells.h5ad --overwrite
+
+    Parameters
+    ----------
+    data
+        AnnData to read: .h5ad or .zarr.
+    output
+        File to write; DATA itself with --overwrite.
+    key
+        Key of the result in obsm, varm and uns.
     """
-    from daskfactor.results.annotation import annotate_file
 
-    places = annotate_file(run, data, output, key, overwrite=overwrite)
-    return {"output": output, "key": key, **places}, f"wrote obsm, varm and uns {key!r} to {output}"
+    run: o.RunArgument
+    data: Annotated[str, Argument(metavar="DATA")]
+    output: str
+    key: str = "dfac"
+    overwrite: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Annotate the file."""
+        from daskfactor.results.annotation import annotate_file
+
+        output, key = self.output, self.key
+        places = annotate_file(self.run, self.data, output, key, overwrite=self.overwrite)
+        text = f"wrote obsm, varm and uns {key!r} to {output}"
+        return {"output": output, "key": key, **places}, text
 
 
-def plot(
-    run: o.Run,
-    output: o.Picture = Path("run.png"),
-    figure: Annotated[
-        str, Option(help="Name of the figure to draw, or all; see --list.")
-    ] = "overview",
-    components: Annotated[
-        int | None, Option("--components", "-k", min=1, help="Number of components to draw.")
-    ] = None,
-    factor: Annotated[
-        Literal["W", "H"] | None,
-        Option(help="Factor to draw, in figures of one factor: W (rows) or H (columns)."),
-    ] = None,
-    image_shape: Annotated[
-        str | None, Option(help="HEIGHTxWIDTH of an image whose pixels are the rows or columns.")
-    ] = None,
-    overwrite: o.Overwrite = False,
-    names: Annotated[bool, Option("--list", help="List the figures and exit.")] = False,
-) -> o.Answer:
+class Plot(o.Command):
     """Draw a figure of a run, by default the log density and the largest components.
 
     Components are sorted by weight and named as in align. Each axis is drawn according to its
@@ -147,38 +135,60 @@ def plot(
         daskfactor plot faces.zarr --figure maps --image-shape 112x92
 
         daskfactor plot run.zarr --figure all -o run.png    (run-overview.png, ...)
-    """
-    from daskfactor.plots.canvas import save
-    from daskfactor.plots.registry import figure_by_name
 
-    if names:
-        titles = {name: kind.title for name, kind in sorted(dfac.plots.FIGURES.items())}
-        return titles, o.facts(titles.items(), title="figures")
-    options = {
-        "count": components,
-        "factor": factor,
-        "image_shape": _parse_image_shape(image_shape),
-    }
-    output = output or Path("run.png")
-    if figure != "all":
-        figure_by_name(figure)
-    every = {name: output.with_stem(f"{output.stem}-{name}") for name in dfac.plots.FIGURES}
-    for path in every.values() if figure == "all" else [output]:
-        check_free(path, overwrite)
-    tree = dfac.open_run(run)
-    if figure != "all":
-        save(dfac.plots.draw(tree, figure, **options), output, overwrite)
-        return {"picture": str(output)}, f"wrote {output}"
-    written, skipped = [], {}
-    for name, drawing in dfac.plots.draw_all(tree, **options):
-        if isinstance(drawing, OptionError):
-            skipped[name] = str(drawing)
-            continue
-        save(drawing, every[name], overwrite)
-        written.append(str(every[name]))
-    lines = [f"wrote {path}" for path in written]
-    lines += [f"skipped {name}: {reason}" for name, reason in skipped.items()]
-    return {"pictures": written, "left_out": skipped}, "\n".join(lines)
+    Parameters
+    ----------
+    output
+        Image file to write (.png, .pdf, .svg).
+    figure
+        Name of the figure to draw, or all; see --list.
+    components
+        Number of components to draw.
+    factor
+        Factor to draw, in figures of one factor: W (rows) or H (columns).
+    names
+        List the figures and exit.
+    """
+
+    run: o.RunArgument
+    output: Path | None = Path("run.png")
+    figure: str = "overview"
+    components: int | None = None
+    factor: Literal["W", "H"] | None = None
+    image_shape: str | None = None
+    overwrite: bool = False
+    names: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Draw the figures."""
+        from daskfactor.plots.canvas import save
+        from daskfactor.plots.registry import figure_by_name
+
+        if self.names:
+            titles = {name: kind.title for name, kind in sorted(dfac.plots.FIGURES.items())}
+            return titles, o.facts(titles.items(), title="figures")
+        image_shape = _parse_image_shape(self.image_shape)
+        options = {"count": self.components, "factor": self.factor, "image_shape": image_shape}
+        output = self.output or Path("run.png")
+        if self.figure != "all":
+            figure_by_name(self.figure)
+            check_free(output, self.overwrite)
+            one = dfac.plots.draw(dfac.open_run(self.run), self.figure, **options)
+            save(one, output, self.overwrite)
+            return {"picture": str(output)}, f"wrote {output}"
+        files = {name: output.with_stem(f"{output.stem}-{name}") for name in dfac.plots.FIGURES}
+        for path in files.values():
+            check_free(path, self.overwrite)
+        written, skipped = [], {}
+        for name, drawing in dfac.plots.draw_all(dfac.open_run(self.run), **options):
+            if isinstance(drawing, OptionError):
+                skipped[name] = str(drawing)
+                continue
+            save(drawing, files[name], self.overwrite)
+            written.append(str(files[name]))
+        lines = [f"wrote {path}" for path in written]
+        lines += [f"skipped {name}: {reason}" for name, reason in skipped.items()]
+        return {"pictures": written, "left_out": skipped}, "\n".join(lines)
 
 
 def _parse_image_shape(text: str | None) -> tuple[int, int] | None:
@@ -191,22 +201,7 @@ def _parse_image_shape(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def report(
-    run: o.Run,
-    output: Annotated[Path, Option("--output", "-o", help="HTML file to write.")] = Path(
-        "report.html"
-    ),
-    title: Annotated[
-        str | None, Option(help="Title of the page; by default the name of the store.")
-    ] = None,
-    image_shape: Annotated[
-        str | None, Option(help="HEIGHTxWIDTH of an image whose pixels are the rows or columns.")
-    ] = None,
-    evidence: Annotated[
-        Path | None, Option(help="Table of ranks to include: an .nc file that select-rank wrote.")
-    ] = None,
-    overwrite: o.Overwrite = False,
-) -> o.Answer:
+class Report(o.Command):
     """Write an HTML report about a run, for colleagues.
 
     The report covers data, model and settings, whether the results are reliable and how to improve
@@ -216,22 +211,40 @@ def report(
         daskfactor report run.zarr -o report.html
 
         daskfactor report run.zarr --evidence ranks.nc
-    """
-    options: dict[str, Any] = {
-        "title": title or run,
-        "image_shape": _parse_image_shape(image_shape),
-    }
-    if evidence is not None:
-        import xarray as xr
 
-        try:
-            options["evidence"] = xr.load_dataset(evidence)
-        except ValueError as error:
-            raise DataError(
-                f"--evidence must be an .nc file that select-rank wrote, got {evidence}: {error}"
-            ) from error
-    dfac.report(dfac.open_run(run), output, overwrite=overwrite, **options)
-    return {"page": str(output)}, f"wrote {output}"
+    Parameters
+    ----------
+    output
+        HTML file to write.
+    title
+        Title of the page; by default the name of the store.
+    evidence
+        Table of ranks to include: an .nc file that select-rank wrote.
+    """
+
+    run: o.RunArgument
+    output: Path = Path("report.html")
+    title: str | None = None
+    image_shape: str | None = None
+    evidence: Path | None = None
+    overwrite: bool = False
+
+    def __call__(self) -> o.Answer:
+        """Write the report."""
+        options: o.Arguments = {"title": self.title or self.run, "overwrite": self.overwrite}
+        options["image_shape"] = _parse_image_shape(self.image_shape)
+        if self.evidence is not None:
+            import xarray as xr
+
+            try:
+                options["evidence"] = xr.load_dataset(self.evidence)
+            except ValueError as error:
+                raise DataError(
+                    "--evidence must be an .nc file that select-rank wrote, got "
+                    f"{self.evidence}: {error}"
+                ) from error
+        dfac.report(dfac.open_run(self.run), self.output, **options)
+        return {"page": str(self.output)}, f"wrote {self.output}"
 
 
 def summary_of(

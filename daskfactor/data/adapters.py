@@ -3,7 +3,7 @@
 Nothing is computed or copied here. Libraries that the caller has not imported are not imported
 either: an object of theirs cannot have been passed.
 
-To add a kind of input, write a function that returns its `Source`, and add a line to `KINDS`.
+To add a kind of matrix, write a function that returns its `Source`, and add a line to `MATRICES`.
 """
 
 import base64
@@ -11,21 +11,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from os import fspath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.checks import warn
-from daskfactor.data.annotated import (
-    Annotated,
-    Compressed,
-    compressed,
-    open_annotated,
-    part_of,
-)
+from daskfactor.data.annotated import Annotated, Compressed, compressed
 from daskfactor.data.coo import (
     DENSE_PART,
     MIN_LINES,
@@ -47,13 +40,10 @@ from daskfactor.data.statistics import (
     matrix_shape,
     stored_cells,
 )
-from daskfactor.data.store import zarr_kind
-from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
-from daskfactor.urls import error_summary, open_binary, safe_cause
+from daskfactor.errors import DataError, DataWarning
+from daskfactor.urls import Location
 
 FLOAT = np.dtype(np.float64)
-STRIP = 2**23
-"""Bytes of columns that are read together."""
 PACKING = frozenset({"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"})
 """Attributes by which netCDF and similar formats mark packed values."""
 SCALING = frozenset({"scale_factor", "add_offset"})
@@ -97,6 +87,8 @@ class Source:
         Default meaning of unstored entries, if neither source nor caller define it.
     stacking
         `Stacking` of an array with stacked dimensions, which the source was made from.
+    store
+        `BlockStore` that it was opened from, whose blocks may be used unchanged.
     merges
         True if several entries may name one cell, as lines of tables may: they are added up if
         unstored entries are zero; otherwise the last one is used.
@@ -117,6 +109,7 @@ class Source:
     stacking: Any = None
     merges: bool = False
     steps: Chunks | None = None
+    store: Any = None
 
     def __post_init__(self) -> None:
         """Refuse more rows and columns than there is memory to count entries for."""
@@ -134,16 +127,30 @@ class Source:
         return self.info.location or f"the {self.info.kind} input"
 
 
-HINTS = {"Dataset": "one variable of it", "Series": "V.to_frame()", "list": "numpy.array(V)"}
-"""Expression to pass instead, by unsupported type."""
+class Kind(NamedTuple):
+    """Type of input: module and name of a class, how to read it, and the read options it takes.
+
+    ``read`` has the options as second argument if the kind takes some.
+    """
+
+    module: str
+    name: str
+    read: Callable[..., Source]
+    takes: frozenset[str] = frozenset()
 
 
-def open_source(data: Any) -> Source:
-    """Return the source of any supported object."""
-    for module, name, adapter in KINDS:
+def find_kind(data: Any, kinds: tuple[Kind, ...]) -> Kind:
+    """Return the kind of an object, without importing its library.
+
+    Raises
+    ------
+    DataError
+        If it is of none of the kinds.
+    """
+    for kind in kinds:
         # A module of the user may have the name of a library.
-        if isinstance(data, getattr(sys.modules.get(module), name, ())):
-            return adapter(data)
+        if isinstance(data, getattr(sys.modules.get(kind.module), kind.name, ())):
+            return kind
     hint = HINTS.get(type(data).__name__, "")
     raise DataError(
         f"data of type {type(data).__name__} cannot be read; pass a NumPy array, a masked array, a "
@@ -151,6 +158,15 @@ def open_source(data: Any) -> Source:
         f"store, an AnnData object, an xarray.DataArray or a pandas.DataFrame"
         f"{hint and f'; here pass {hint}'}"
     )
+
+
+def from_matrix(data: Any) -> Source:
+    """Return the source of a matrix of one of the kinds in `MATRICES`."""
+    return find_kind(data, MATRICES).read(data)
+
+
+HINTS = {"Dataset": "one variable of it", "Series": "V.to_frame()", "list": "numpy.array(V)"}
+"""Expression to pass instead, by unsupported type."""
 
 
 def from_numpy(array: NDArray[Any]) -> Source:
@@ -261,102 +277,22 @@ def _number_of(name: str, value: Any) -> Any:
     return numbers[0] if numbers.size == 1 else numbers
 
 
-def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order (whether by columns) and type of the array in a ``.npy`` file."""
-    headers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version[0] not in headers:
-        raise ValueError(f"its version is {version}")
-    return headers[version[0]](file)
-
-
-def npy_at(location: str) -> Source:
-    """Return the source of a ``.npy`` file at a URL, which is read in parts."""
-    with open_binary(location) as file:
-        shape, by_column, dtype = npy_header(file)
-        start = file.tell()
-    shape, dtype = matrix_shape(shape), check_dtype(dtype)
-    # A file in column-major order is read in strips of columns.
-    width = max(1, STRIP // (shape[0] * dtype.itemsize))
-    return Source(
-        SourceInfo("npy", location, lazy=True),
-        shape,
-        dtype,
-        chunks=expand_chunks(shape, (shape[0], min(width, shape[1]))) if by_column else None,
-        read=partial(_part_of_npy, location, start, shape, dtype, by_column),
-    )
-
-
-def _part_of_npy(
-    location: str,
-    start: int,
-    shape: tuple[int, int],
-    dtype: np.dtype[Any],
-    by_column: bool,
-    rows: slice,
-    cols: slice,
-) -> NDArray[Any]:
-    major, minor, length = (cols, rows, shape[0]) if by_column else (rows, cols, shape[1])
-    size = (major.stop - major.start) * length * dtype.itemsize
-    with open_binary(location) as file:
-        file.seek(start + major.start * length * dtype.itemsize)
-        raw = file.read(size)
-    if len(raw) < size:
-        raise DataError(f"{location} ends too early; it was cut off, or is still being written")
-    part = np.frombuffer(raw, dtype).reshape(-1, length)[:, minor]
-    return part.T if by_column else part
-
-
-def from_zarr(array: Any, location: str | None = None) -> Source:
+def from_zarr(array: Any) -> Source:
     """Return the source of a zarr array; chunks absent from its store have its fill value."""
-    stored_at = str(array.store_path)
-    if location is None and stored_at.startswith("file://"):
-        location = stored_at.removeprefix("file://")
-    source = from_chunked(array, "zarr", location)
+    source = from_chunked(array, "zarr", _location_of(array))
     names = getattr(array.metadata, "dimension_names", None)
     names = names or array.attrs.get("_ARRAY_DIMENSIONS") or (None, None)
     return replace(source, labels=Labels(*usable_dims(*names)))
 
 
-def from_location(location: str) -> Source:
-    """Return the source of the AnnData or zarr array at a path or URL."""
-    annotated = open_annotated(location)
-    return (
-        from_zarr(*zarr_array(location))
-        if annotated is None
-        else from_annotated(part_of(annotated))
-    )
-
-
-def zarr_array(location: str) -> tuple[Any, str]:
-    """Return the zarr array at a path or URL, and its full location."""
-    import zarr
-
-    from daskfactor.data.safe_zarr import open_zarr
-
-    try:
-        node = open_zarr(location)
-    except DaskfactorError:
-        raise
-    except Exception as error:  # noqa: BLE001 - every store raises errors of other types
-        nothing = isinstance(error, FileNotFoundError)
-        reason = "there is nothing of that kind" if nothing else error_summary(error, location)
-        raise StoreError(
-            f"no zarr array can be opened at {location} ({reason}); check the path, or pass that "
-            "of an array or a blocked store that exists and can be read"
-        ) from safe_cause(error, location)
-    if isinstance(node, zarr.Array):
-        store: Any = node.store
-        return node, store.location
-    if zarr_kind(location) == "run":
-        raise DataError(
-            f"{location} is a run of daskfactor, not data; pass the data that it was made from, or "
-            "read its results with open_run, or continue it with resume"
-        )
-    inside = ", ".join(sorted(name for name, _ in node.arrays())) or "none"
-    raise DataError(
-        f"{location} is a zarr group, not an array; pass the path of one of its arrays ({inside})"
-    )
+def _location_of(array: Any) -> Location | None:
+    """Return the path or URL of a zarr array; None if it was not opened from one."""
+    location, inside = getattr(array.store, "location", None), getattr(array.store, "inside", "")
+    if isinstance(location, Location):
+        below = array.path.removeprefix(inside).strip("/")
+        return location.child(below) if below else location
+    stored_at = str(array.store_path)
+    return Location(stored_at) if stored_at.startswith("file://") else None
 
 
 def decoded(array: Any) -> Any:
@@ -403,7 +339,7 @@ def from_xarray(array: Any) -> Source:
         array, col_dim = array.copy(deep=False), f"{row_dim}_"
         array.variable.dims = row_dim, col_dim
     if is_pydata_sparse(getattr(array.variable, "_data", None)) or array.chunks is not None:
-        source = open_source(array.data)
+        source = from_matrix(array.data)
     elif getattr(array.variable, "_in_memory", True):
         source = from_numpy(np.asanyarray(array.data))
     else:
@@ -514,7 +450,7 @@ def _from_sparse_columns(frame: Any) -> Source:
 
 def from_annotated(part: Annotated) -> Source:
     """Return the source of one matrix of an AnnData, labelled by its names."""
-    source = open_source(part.matrix)
+    source = from_matrix(part.matrix)
     if source.shape != (part.obs.size, part.var.size):
         raise DataError(
             f"the matrix is {source.shape}, but the AnnData has {part.obs.size} observations and "
@@ -618,28 +554,25 @@ def from_blocks(info: DataInfo, view: Callable[[int, int], Any]) -> Source:
     )
 
 
-KINDS: tuple[tuple[str, str, Callable[[Any], Source]], ...] = (
-    (__name__, "Source", lambda source: source),
-    ("scipy.sparse", "spmatrix", from_scipy),
-    ("scipy.sparse", "sparray", from_scipy),
-    ("sparse", "SparseArray", from_pydata),
-    ("numpy", "ndarray", from_numpy),
-    ("builtins", "str", from_location),
-    ("os", "PathLike", lambda place: from_location(fspath(place))),
-    ("dask.array", "Array", from_dask),
-    ("zarr", "Array", from_zarr),
-    ("xarray", "DataArray", from_xarray),
-    ("pandas", "DataFrame", from_pandas),
-    ("anndata", "AnnData", lambda annotated: from_annotated(part_of(annotated))),
-    ("anndata", "Raw", lambda raw: from_annotated(part_of(raw))),
-    ("anndata.abc", "CSRDataset", lambda backed: from_compressed(compressed("", backed.group))),
-    ("anndata.abc", "CSCDataset", lambda backed: from_compressed(compressed("", backed.group))),
-    ("daskfactor.data.annotated", "AnnotatedFile", lambda file: from_annotated(part_of(file))),
-    ("daskfactor.data.annotated", "Annotated", from_annotated),
-    ("daskfactor.data.annotated", "Compressed", from_compressed),
-    ("h5py", "Dataset", lambda dataset: from_chunked(dataset, "hdf5")),
+def _from_backed(matrix: Any) -> Source:
+    return from_compressed(compressed("", matrix.group))
+
+
+MATRICES = (
+    Kind("scipy.sparse", "spmatrix", from_scipy),
+    Kind("scipy.sparse", "sparray", from_scipy),
+    Kind("sparse", "SparseArray", from_pydata),
+    Kind("numpy", "ndarray", from_numpy),
+    Kind("dask.array", "Array", from_dask),
+    Kind("zarr", "Array", from_zarr),
+    Kind("xarray", "DataArray", from_xarray),
+    Kind("pandas", "DataFrame", from_pandas),
+    Kind("anndata.abc", "CSRDataset", _from_backed),
+    Kind("anndata.abc", "CSCDataset", _from_backed),
+    Kind("daskfactor.data.annotated", "Compressed", from_compressed),
+    Kind("h5py", "Dataset", lambda dataset: from_chunked(dataset, "hdf5")),
 )
-"""Supported types: module and name of a class, and the function that makes a `Source`."""
+"""Matrices of all libraries, also as parts of the objects that `daskfactor.data.opening` opens."""
 
 
 def is_pydata_sparse(data: object) -> bool:

@@ -5,12 +5,10 @@ matrices are seen as their three arrays, which all versions of anndata write ali
 columns, which differ by version, are read by anndata itself.
 """
 
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike, fspath
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +17,10 @@ from numpy.typing import NDArray
 from daskfactor.checks import require
 from daskfactor.data.coo import text_array
 from daskfactor.data.labels import NAMED
+from daskfactor.data.places import find_place
 from daskfactor.data.statistics import SourceInfo
-from daskfactor.data.store import zarr_kind
-from daskfactor.errors import DaskfactorError, DataError, OptionError
-from daskfactor.urls import (
-    absolute,
-    error_summary,
-    fsspec_args,
-    is_url,
-    path_or_file,
-    safe_cause,
-    sibling,
-)
+from daskfactor.errors import DaskfactorError, DataError
+from daskfactor.urls import Location, error_summary, safe_cause
 
 H5AD = ".h5ad"
 RAW = "raw"
@@ -151,7 +141,7 @@ def part_of(data: Any, layer: str | None = None, mask_var: Any = None) -> Annota
     Parameters
     ----------
     data
-        AnnData object, its ``raw``, or path or URL of a file, which is opened.
+        AnnData object, its ``raw``, or an opened file.
     layer
         Name of a layer, or ``"raw"``; X if left out.
     mask_var
@@ -159,19 +149,10 @@ def part_of(data: Any, layer: str | None = None, mask_var: Any = None) -> Annota
 
     Raises
     ------
-    OptionError
-        If it is not an AnnData, which alone has layers and variables.
     DataError
         If it has no such layer or column, or the mask is invalid.
     """
-    owner = _owner(data)
-    if owner is None:
-        option = "mask_var" if layer is None else "layer"
-        got = str(data) if isinstance(data, str | PathLike) else f"a {type(data).__name__}"
-        raise OptionError(
-            f"{option} is for AnnData, an object or a file of one, not for {got}; leave it out"
-        )
-    is_file = isinstance(owner, AnnotatedFile)
+    owner, is_file = data, isinstance(data, AnnotatedFile)
     layer = owner.layer if is_file and layer is None else layer
     location = owner.location if is_file else "the AnnData object"
     matrix = owner.X if layer is None else None
@@ -212,23 +193,15 @@ def part_of(data: Any, layer: str | None = None, mask_var: Any = None) -> Annota
     )
 
 
-def open_annotated(location: str, layer: str | None = None) -> AnnotatedFile | None:
-    """Open an ``.h5ad`` file or a zarr store of anndata, without reading; None if it is neither.
+def open_annotated(location: Location, layer: str | None = None) -> AnnotatedFile:
+    """Open an ``.h5ad`` file or a zarr store of anndata, without reading.
 
     ``layer`` may have its path in the file: ``layers/counts`` for ``counts``.
     """
-    local = absolute(location)
-    root: Any
-    if local.lower().endswith(H5AD) and not Path(local).is_dir():
-        root = open_hdf5(local)
-    elif zarr_kind(local) == "anndata":
-        from daskfactor.data.safe_zarr import open_zarr
-
-        root = open_zarr(local)
-    else:
-        return None
+    is_file = location.suffix == H5AD and not Path(location).is_dir()
+    root = open_hdf5(location) if is_file else find_place(location).node
     layer = None if layer in (None, "X") else str(layer).removeprefix("layers/")
-    return AnnotatedFile(local, root, "raw" if layer == "raw/X" else layer)
+    return AnnotatedFile(location, root, "raw" if layer == "raw/X" else layer)
 
 
 def compressed(location: str, group: Any) -> Compressed:
@@ -259,33 +232,6 @@ def stored_matrix(location: str, root: Any, key: str) -> Any:
     if node.attrs.get("encoding-type") == "null":
         return None
     return compressed(location, node) if hasattr(node, "keys") else node
-
-
-def is_annotated(data: Any) -> bool:
-    """Return whether data are an AnnData object, its ``raw``, or a file of one."""
-    return _owner(data) is not None
-
-
-def _owner(data: Any) -> Any:
-    """Return the AnnData object, or the opened file; None if data are neither."""
-    module = sys.modules.get("anndata")
-    classes = tuple(getattr(module, name, ()) for name in ("AnnData", "Raw"))
-    if isinstance(data, (AnnotatedFile, *classes)):
-        return data
-    return open_annotated(*part_in(fspath(data))) if isinstance(data, str | PathLike) else None
-
-
-def part_in(text: str) -> tuple[str, str | None]:
-    """Split ``file:name`` into a file and a name; a file whose own name has a colon has priority.
-
-    A URL is split only behind a file ending, because ports have colons, too.
-    """
-    head, _, name = text.rpartition(":")
-    if is_url(text):
-        if "/" in name or not PurePosixPath(head).suffix or head.count("/") < 3:
-            return text, None
-        return sibling(fsspec_args(text)[0].rpartition(":")[0], text), name
-    return (text, None) if not head or Path(text).exists() else (head, name)
 
 
 def _chosen(owner: Any, location: str, mask_var: Any, var: NDArray[Any]) -> NDArray[np.int64]:
@@ -348,17 +294,17 @@ def _element(location: str, element: Any) -> Any:
         ) from error
 
 
-def open_hdf5(location: str) -> Any:
+def open_hdf5(location: Location) -> Any:
     """Open an HDF5 file for reading."""
     h5py = require("h5py", "anndata", "HDF5 files")
     try:
-        return h5py.File(path_or_file(location), "r")
+        return h5py.File(location.path_or_file(), "r")
     except DaskfactorError:
         raise
     except OSError as error:
-        if not is_url(location) and not Path(location).exists():
+        if not location.is_url and not Path(location).exists():
             raise DataError(f"{location} does not exist; check the path") from error
-        reason = str(error) if not is_url(location) else error_summary(error, location)
+        reason = str(error) if not location.is_url else error_summary(error, location)
         kind = "AnnData" if location.lower().endswith(H5AD) else "HDF5"
         raise DataError(f"{location} is not a readable {kind} file: {reason}") from safe_cause(
             error, location

@@ -18,11 +18,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from daskfactor.checks import Cells, cells_at
 from daskfactor.data.grid import Block, inverse
 from daskfactor.data.labels import Labels
 from daskfactor.data.loading import WEIGHTS, Decoder, as_weights, mask_zero_weights, read
@@ -41,13 +42,13 @@ from daskfactor.data.store import BlockStore
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
 from daskfactor.machine import memory_budget
-
-Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
+from daskfactor.urls import Location
 
 MAX_MISSING = 10_000_000
 MAX_DENSE = 2**28
 MAX_OPEN = 4
 """Number of shared data sets that a process keeps open."""
+CELLS = "cells are integer positions of rows and columns"
 
 
 class BlockedData:
@@ -292,11 +293,9 @@ class BlockedData:
 
     def values(self, rows: ArrayLike, cols: ArrayLike) -> FloatArray:
         """Return the entries at some cells, NaN where missing; reads every block at most once."""
-        (row_band, row), (col_band, col) = self._placed(rows, 0), self._placed(cols, 1)
-        if row.shape != col.shape:
-            raise OptionError(
-                f"cells need as many rows as columns, got {row.size} rows and {col.size} columns"
-            )
+        (row_band, row), (col_band, col) = map(
+            self._placed, cells_at((rows, cols), self.shape, CELLS), (0, 1)
+        )
         owner = row_band * self.grid.blocks + col_band
         out = np.full(row.size, np.nan, self.dtype)
         order = np.argsort(owner, kind="stable")
@@ -444,25 +443,10 @@ class BlockedData:
         rows, cols = rows + np.int64(row_part.start), cols + np.int64(col_part.start)
         return self.known.layout.callers(rows, cols)
 
-    def _placed(self, index: ArrayLike, axis: int) -> Cells:
+    def _placed(self, at: NDArray[np.int64], axis: int) -> Cells:
         """Return the bands of the caller's rows (or columns), and their positions in the bands."""
-        array = np.atleast_1d(np.asarray(index))
-        if array.size == 0:
-            array = np.zeros(0, np.int64)
-        elif (
-            array.dtype.kind not in "iu"
-            or array.ndim != 1
-            or array.min() < 0
-            or array.max() >= self.shape[axis]
-        ):
-            side = ("row", "column")[axis]
-            raise OptionError(
-                f"{side} indices of cells must be a list of whole numbers from 0 to "
-                f"{self.shape[axis] - 1}, got {array.dtype} values of shape {array.shape} "
-                f"from {array.min()} to {array.max()}"
-            )
         order = (self.row_order, self.col_order)[axis]
-        place = array.astype(np.int64) if order is None else inverse(order)[array]
+        place = at if order is None else inverse(order)[at]
         offsets = np.array((self.grid.rows, self.grid.cols)[axis].offsets)
         band = np.searchsorted(offsets, place, side="right") - 1
         return band, place - offsets[band]
@@ -488,6 +472,8 @@ class DataHandle(NamedTuple):
         """Return the token of the data with their weights."""
         return self.token if self.weights is None else f"{self.token} {self.weights.token}"
 
+
+Blocked = TypeVar("Blocked", bound=BlockedData)
 
 _opened: OrderedDict[str, BlockedData] = OrderedDict()
 _lock = threading.RLock()
@@ -535,13 +521,14 @@ def filled(
     storage: Storage,
     fill: Callable[[], DataInfo],
     weights: Callable[[], BlockedData | None] = lambda: None,
-) -> BlockedData:
+    make: type[Blocked] = BlockedData,  # type: ignore[assignment]
+) -> Blocked:
     """Return data whose storage ``fill`` fills; the storage is closed on failure.
 
-    ``weights`` returns the weights of the cells afterwards.
+    ``weights`` returns the weights of the cells afterwards; ``make`` is the class of the data.
     """
     try:
-        return BlockedData(fill(), storage, weights())
+        return make(fill(), storage, weights())
     except BaseException:
         storage.close()
         raise
@@ -602,13 +589,13 @@ def _mapped(handle: DataHandle, budget: int, weights: BlockedData | None) -> Blo
 
 
 def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
-    from daskfactor.data.files import open_input  # circular at module level
+    from daskfactor.data.opening import open_source  # circular at module level
 
     info = handle.facts
     assert isinstance(info, DataInfo)
     grid, dtype = info.grid, info.dtype
     try:
-        source = open_input(handle.location)
+        source = open_source(Location(handle.location))
     except StoreError as error:
         raise _unreachable(handle, error) from error
     if source.is_sparse or source.shape != grid.shape:
@@ -634,7 +621,7 @@ def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> 
 def _from_store(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
     del weights  # a matrix with weights is never read from its store directly
     try:
-        store = BlockStore(handle.location)
+        store = BlockStore(Location(handle.location))
     except StoreError as error:
         raise _unreachable(handle, error) from error
     if _token(handle.location, store.known.statistics.fingerprint, handle.dtype) != handle.token:

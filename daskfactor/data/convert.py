@@ -14,9 +14,10 @@ from numpy.typing import DTypeLike, NDArray
 from daskfactor.checks import require, whole_number
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, open_store
-from daskfactor.data.files import label_file, open_sparse
 from daskfactor.data.grid import Grid
 from daskfactor.data.labels import Labels
+from daskfactor.data.matrix_market import label_file
+from daskfactor.data.opening import open_source
 from daskfactor.data.sources import checked_options
 from daskfactor.data.sparse import LoadOptions, SparseLoader, meaning_of_unstored
 from daskfactor.data.store import BlockStore, StoreWriter, writing_errors
@@ -186,7 +187,7 @@ def convert(
     with writing_errors(str(store)):
         writer = StoreWriter(str(store), compression, overwrite)
     with writer:
-        entries = _with_shape(open_sparse(source, ReadOptions.of(reading)), shape)
+        entries = _with_shape(_sparse_source(source, ReadOptions.of(reading)), shape)
         zeros = meaning_of_unstored(entries, unstored) == "zero"
         options = LoadOptions(
             blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
@@ -215,6 +216,17 @@ def convert(
         nbytes=writer.nbytes(),
         seconds=time.perf_counter() - start_time,
     )
+
+
+def _sparse_source(source: Any, options: ReadOptions) -> Source:
+    """Return the entries of a file or of a sparse matrix; tables have a line for each entry."""
+    opened = open_source(source, options, as_table=True)
+    if not opened.is_sparse:
+        raise DataError(
+            f"the {opened.info.kind} input is dense, and convert is for sparse matrices; pass the "
+            "data to as_blocks or sample"
+        )
+    return opened
 
 
 def _with_shape(source: Source, shape: tuple[int, int] | None) -> Source:

@@ -25,13 +25,14 @@ TABLE = 4
 """Use a lookup table for integers whose range is below this multiple of their number."""
 FAR = 2**62
 """Size of keys from which differences could overflow."""
+TEXTS, NUMBERS = "texts", "whole numbers"
 DENSE_PART = 2**22
 MIN_LINES = 16
 """Minimum number of rows of a file that are read together."""
 
 
-Keys: TypeAlias = "IntArray | pd.Categorical"
-"""Integer keys, or text keys as codes and categories."""
+Keys: TypeAlias = "NDArray[Any] | pd.Categorical"
+"""Keys that are integers, times or booleans, or text keys as codes and categories."""
 
 
 class Piece(NamedTuple):
@@ -60,7 +61,7 @@ class Axis:
     def __init__(self, side: str, size: int | None = None) -> None:
         self._side = side
         self._size = size
-        self._text = False if size is not None else None
+        self._kind = None if size is None else NUMBERS
         self._counts = np.zeros(size or 0, np.int64)
         self._counted_keys: list[pd.Series[int]] = []
         self._index: Any = None
@@ -74,14 +75,14 @@ class Axis:
         elif len(keys):
             import pandas as pd  # not before keys are names
 
-            self._text = self._is_text_keys(keys)
-            if self._text:
-                key_counts = pd.Series(keys).value_counts(sort=False)
-                key_counts = key_counts[key_counts > 0]
-                # Categories would be merged in their own order.
-                key_counts.index = pd.Index(list(map(str, key_counts.index)), dtype=object)
+            self._kind = self._kind_of(keys)
+            if isinstance(keys, np.ndarray):
+                key_counts = _counted(_as_integers(keys))
             else:
-                key_counts = _counted(np.asarray(keys))
+                counts = np.bincount(keys.codes, minlength=len(keys.categories))
+                (used,) = np.nonzero(counts)
+                # Categories would be merged in their own order.
+                key_counts = pd.Series(counts[used], pd.Index(keys.categories[used], dtype=object))
             self._counted_keys.append(key_counts)
             if sum(map(len, self._counted_keys[1:])) > len(self._counted_keys[0]):
                 self._merge()
@@ -91,21 +92,24 @@ class Axis:
         if not self._counted_keys:
             return self._counts, None
         self._merge()
-        self._index, counts = self._counted_keys[0].index, self._counted_keys[0].to_numpy(np.int64)
-        labels = None if self._text else self._index.to_numpy()
-        if labels is not None and _is_compact(labels):
+        (key_counts,) = self._counted_keys
+        is_text, index = self._kind == TEXTS, key_counts.index
+        labels = text_array(index.tolist()) if is_text else index.to_numpy()
+        order = np.argsort(labels, kind="stable")
+        labels, self._index = labels[order], index[order]
+        if not is_text and _is_compact(labels):
             self._low, high = int(labels[0]), int(labels[-1])
             self._places = np.full(high - self._low + 3, -1)
             self._places[labels.astype(np.int64) - self._low + 1] = np.arange(labels.size)
         else:
             self._index.get_indexer(self._index[:1])  # builds its hash table before threads use it
-        if labels is None:
-            return counts, text_array(self._index.tolist())
-        return counts, labels
+        labels = labels if self._kind in (TEXTS, NUMBERS) else labels.astype(self._kind)
+        return key_counts.to_numpy(np.int64)[order], labels
 
     def positions(self, keys: Keys) -> Positions:
         """Return the position of each key."""
-        self._is_text_keys(keys)
+        if self._kind_of(keys) != TEXTS:
+            keys = _as_integers(keys)
         if self._size is None:
             out: Positions
             if self._places is None:
@@ -130,21 +134,32 @@ class Axis:
             )
         return numbers
 
-    def _is_text_keys(self, keys: Keys) -> bool:
-        """Return whether keys are texts; refuse a mixture of texts and numbers."""
-        text = not isinstance(keys, np.ndarray)
-        if self._text not in (None, text):
+    def _kind_of(self, keys: Keys) -> str:
+        """Return the kind of keys, a dtype if they are times or booleans; refuse a mixture."""
+        kind = TEXTS
+        if isinstance(keys, np.ndarray):
+            kind = NUMBERS if keys.dtype.kind in "iu" else str(keys.dtype)
+        if self._kind not in (None, kind):
             raise DataError(
-                f"the keys of {self._side}s are whole numbers in one file and texts in another; "
+                f"the keys of {self._side}s are {self._kind} in one file and {kind} in another; "
                 "write them all as one type"
             )
-        return text
+        return kind
 
     def _merge(self) -> None:
-        """Sum the counts collected so far, in the order of the keys."""
+        """Sum the counts collected so far."""
         import pandas as pd
 
-        self._counted_keys = [pd.concat(self._counted_keys).groupby(level=0).sum()]
+        if len(self._counted_keys) > 1:
+            merged = pd.concat(self._counted_keys).groupby(level=0, sort=False).sum()
+            self._counted_keys = [merged]
+
+
+def _as_integers(keys: Any) -> IntArray:
+    """Return keys that are no texts as integers."""
+    kind = keys.dtype.kind
+    integers: IntArray = keys if kind in "iu" else keys.view(np.int8 if kind == "b" else np.int64)
+    return integers
 
 
 def _is_compact(keys: IntArray) -> bool:

@@ -23,33 +23,19 @@ from scipy import sparse
 
 from daskfactor.data.axes import Axis, Index, axes_of, factors_of, put_on_sides, refuse_doubles
 from daskfactor.data.bands import band_of
-from daskfactor.data.blocks import BlockedData, as_scipy
+from daskfactor.data.blocks import BlockedData, as_scipy, filled
 from daskfactor.data.grid import Bands, Block, Grid, default_blocks, inverse
-from daskfactor.data.labels import Labels
-from daskfactor.data.sources import as_blocks, checked_options, stores_all
+from daskfactor.data.labels import SIDES, JointLabels, Labels, stacked_labels
+from daskfactor.data.opening import open_source
+from daskfactor.data.sources import as_blocks, checked_options
 from daskfactor.data.sparse import block_of
-from daskfactor.data.statistics import Layout, SourceInfo, StatisticsBuilder
+from daskfactor.data.statistics import DataInfo, Layout, SourceInfo, StatisticsBuilder
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type
 from daskfactor.machine import memory_budget
 
 BY_ITSELF = "; pass as_blocks(V, ...) of those that need it, by name"
-SIDES = ("row", "column")
-"""Dimensions of the joint matrix for sides with several factors."""
-LABEL = "{}_label"
-"""Coordinate of such a dimension with labels as text."""
-FACTOR = "{}_factor"
-"""Coordinate of such a dimension with names of factors."""
-
-
-class JointLabels(Labels):
-    """Labels whose messages name the factor, too, if a side has several."""
-
-    def _label(self, dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
-        if (factor := coords.get(FACTOR.format(dim))) is None:
-            return super()._label(dim, coords, index)
-        return f" ({coords[LABEL.format(dim)][index]!s} of {factor[index]!s})"
 
 
 class Joint(NamedTuple):
@@ -235,7 +221,7 @@ def _meaning(name: str, V: Any, unstored: str | Mapping[str, str | None] | None)
         return unstored.get(name)
     if isinstance(V, BlockedData):
         return None
-    return None if unstored == "missing" and stores_all(V) else unstored
+    return None if unstored == "missing" and not open_source(V).is_sparse else unstored
 
 
 # -- the grid -------------------------------------------------------------------------------
@@ -328,47 +314,62 @@ def _couple(
     put_on_sides(axes, factors)
     by_name = {factor.name: factor for factor in factors}
     grid = _grid(parts, axes, factors, blocks)
-    joints, owner = list[Joint](), np.full((grid.blocks, grid.blocks), -1, np.int64)
-    meaning: dict[Block, str | None] = {}
-    for number, (name, part) in enumerate(parts.items()):
-        turned = by_name[axes[name][0]].side == 1
-        unit = part.level if part.level > 0 and len(parts) > 1 else 1.0
-        summary: Any = part.total_observed, part.mean, part.minimum, part.maximum
-        summary += part.is_integer, part.unstored
-        joints.append(Joint(name, axes[name], turned, unit, *summary))
-        for block in _blocks_of(joints[-1], by_name, grid):
-            owner[block], meaning[block] = number, part.unstored
-    for block in grid.all_blocks():
-        meaning.setdefault(block, "missing")
+    joints = {name: _joint(name, part, axes[name], by_name, parts) for name, part in parts.items()}
+    spans = {name: _spans(joint, by_name, grid) for name, joint in joints.items()}
+    owner = np.full((grid.blocks, grid.blocks), -1, np.int64)
+    meaning: dict[Block, str | None] = dict.fromkeys(grid.all_blocks(), "missing")
+    for number, (name, (rows, cols)) in enumerate(spans.items()):
+        for block in itertools.starmap(Block, itertools.product(rows, cols)):
+            owner[block], meaning[block] = number, parts[name].unstored
     kinds = set(meaning.values())
     layout = Layout(kinds.pop() if len(kinds) == 1 else meaning, *_orders(factors))
     alone = next(iter(parts)) if len(parts) == 1 else None
     labels = _labels(factors, [part.labels for part in parts.values()], alone)
-    builder = StatisticsBuilder(grid, labels, layout)
     size = int(
         block_bytes(grid, dtype, None).sum()
         if layout.unstored is None
         else sum(part.nbytes for part in parts.values())
     )
+
+    def views() -> Iterator[tuple[Block, AnyBlock]]:
+        for name, joint in joints.items():
+            yield from _cut(joint, parts[name], *spans[name], dtype)
+        for block in map(Block._make, np.argwhere(owner < 0).tolist()):
+            yield block, _empty(grid.block_shape(block), dtype)
+
     storage = Storage(grid, layout.unstored, nbytes=size, budget=limit)
-    try:
-        for joint in joints:
-            for block, view in _cut(joint, parts[joint.name], by_name, grid, dtype):
-                storage.put(block, view)
-                builder.scan(block, view)
-        for block in grid.all_blocks():
-            if owner[block] < 0:
-                empty = _empty(grid.block_shape(block), dtype)
-                storage.put(block, empty)
-                builder.scan(block, empty)
-        lazy = any(part.source.lazy for part in parts.values())
-        info = builder.finish(SourceInfo("coupled", lazy=lazy), dtype, allow_empty)
-        coupled = CoupledData(info, storage)
-    except BaseException:
-        storage.close()
-        raise
-    coupled.joints, coupled.axes, coupled.owner = tuple(joints), by_name, owner
+    lazy = any(part.source.lazy for part in parts.values())
+
+    def fill() -> DataInfo:
+        builder = StatisticsBuilder(grid, labels, layout).scan_all(views(), storage.put)
+        return builder.finish(SourceInfo("coupled", lazy=lazy), dtype, allow_empty)
+
+    coupled = filled(storage, fill, make=CoupledData)
+    coupled.joints, coupled.axes, coupled.owner = tuple(joints.values()), by_name, owner
     return coupled
+
+
+def _joint(
+    name: str,
+    part: BlockedData,
+    factors: tuple[str, str],
+    axes: Mapping[str, Axis],
+    parts: Mapping[str, BlockedData],
+) -> Joint:
+    """Return the description of a relation."""
+    unit = part.level if part.level > 0 and len(parts) > 1 else 1.0
+    return Joint(
+        name,
+        factors,
+        axes[factors[0]].side == 1,
+        unit,
+        part.total_observed,
+        part.mean,
+        part.minimum,
+        part.maximum,
+        part.is_integer,
+        part.unstored,
+    )
 
 
 def _orders(factors: Sequence[Axis]) -> tuple[Index | None, Index | None]:
@@ -404,58 +405,35 @@ def _labels(factors: Sequence[Axis], part_labels: Sequence[Labels], name: str | 
     return JointLabels(dims[0], dims[1], coords[0], coords[1], name, attrs)
 
 
-def stacked_labels(
-    dim: str, factors: Sequence[tuple[str, int, NDArray[Any] | None]]
-) -> dict[str, NDArray[Any]]:
-    """Return the coordinates of a side with several factors (name, length, labels)."""
-    names, lengths, labels = zip(*factors, strict=True)
-    texts = [
-        (np.arange(length) if values is None else values).astype(str)
-        for values, length in zip(labels, lengths, strict=True)
-    ]
-    return {
-        FACTOR.format(dim): np.repeat(names, lengths),
-        LABEL.format(dim): np.concatenate(texts),
-    }
+Spans = dict[int, Index]
+"""Bands of a side in which a relation has rows, and these rows of the relation."""
 
 
-def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index]]:
-    """Yield the bands of a factor in which a relation has rows, and the rows of the relation."""
-    for number in range(len(bands)):
-        span = bands.slice(number)
-        low, high = span.start - axis.start, span.stop - axis.start
-        if low >= 0 and high <= axis.length and low < high:
-            rows = axis.places[joint.name][axis.order[low:high]]
+def _spans(joint: Joint, axes: Mapping[str, Axis], grid: Grid) -> tuple[Spans, Spans]:
+    """Return the bands of a relation among the rows, and among the columns, of the joint matrix."""
+    spans: tuple[Spans, Spans] = ({}, {})
+    for axis in (axes[name] for name in joint.axes):
+        bands = grid.sides[axis.side]
+        for number in bands.numbers(slice(*axis.span)):
+            span = bands.slice(number)
+            rows = axis.places[joint.name][
+                axis.order[span.start - axis.start : span.stop - axis.start]
+            ]
             if rows[0] >= 0:
-                yield number, rows
-
-
-def _by_side(joint: Joint, axes: Mapping[str, Axis], grid: Grid) -> list[dict[int, Index]]:
-    """Return these bands for both sides of the joint matrix."""
-    bands_of_side: list[dict[int, Index]] = [{}, {}]
-    for name in joint.axes:
-        side = axes[name].side
-        bands_of_side[side] = dict(_pieces(joint, axes[name], (grid.rows, grid.cols)[side]))
-    return bands_of_side
-
-
-def _blocks_of(joint: Joint, axes: Mapping[str, Axis], grid: Grid) -> list[Block]:
-    """Return the blocks that belong to a relation."""
-    rows, cols = _by_side(joint, axes, grid)
-    return [Block(row, col) for row in rows for col in cols]
+                spans[axis.side][number] = rows
+    return spans
 
 
 def _cut(
-    joint: Joint, part: BlockedData, axes: Mapping[str, Axis], grid: Grid, dtype: Any
+    joint: Joint, part: BlockedData, rows: Spans, cols: Spans, dtype: Any
 ) -> Iterator[tuple[Block, AnyBlock]]:
     """Yield the blocks of a relation in its unit, made from its own matrix band by band."""
-    sides = _by_side(joint, axes, grid)
-    outer, inner = sides[::-1] if joint.turned else sides
-    for first, rows in outer.items():
-        strip = _strip(part, rows)
-        for second, cols in inner.items():
+    outer, inner = (cols, rows) if joint.turned else (rows, cols)
+    for first, strip_rows in outer.items():
+        strip = _strip(part, strip_rows)
+        for second, strip_cols in inner.items():
             place = Block(second, first) if joint.turned else Block(first, second)
-            yield place, _piece(strip, cols, joint, dtype)
+            yield place, _piece(strip, strip_cols, joint, dtype)
 
 
 def _strip(part: BlockedData, rows: Index) -> Any:

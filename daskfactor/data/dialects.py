@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 from daskfactor.checks import require
 from daskfactor.errors import DaskfactorError, DataError
 from daskfactor.machine import available_memory
-from daskfactor.urls import error_summary, is_url, open_binary
+from daskfactor.urls import PACKINGS, Location, error_summary, is_url
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "none", "?"]
-PACKINGS = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4")
-"""Endings of compressed files that are read; an archive must hold a single file."""
 DOUBLE_COLON = "::"
 BLANK = " "
 SEPARATORS = ("\t", ";", ",", "|", DOUBLE_COLON, BLANK)
@@ -255,7 +253,7 @@ def plain(location: str | PathLike[str]) -> Iterator[Any]:
     from fsspec.compression import compr
 
     packing = Path(fspath(location).lower()).suffix
-    with open_binary(location) as packed:
+    with Location.of(location).open() as packed:
         if packing == ".zip":
             with (
                 zipfile.ZipFile(packed) as archive,

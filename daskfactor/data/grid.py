@@ -17,13 +17,14 @@ proportional to their size (Şimşekli et al. 2015, condition 2). N counts obser
 other pairings are biased when parts differ in size.
 """
 
+import bisect
 import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, SupportsIndex
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from daskfactor.errors import GridError, OptionError
 Chunks = tuple[tuple[int, ...], tuple[int, ...]]
 Counts = NDArray[np.int64]
 Rng = np.random.Generator
+Interval = slice
 
 WORTHWHILE_BLOCK = 2**20
 """Entries of a dense block above which several blocks are faster than one, at `USUAL_COMPONENTS`:
@@ -48,6 +50,8 @@ MIN_BLOCK, MAX_BLOCK = 2**14, 2**24
 MIN_BAND = 16
 USUAL_BLOCKS = 8
 MAX_BLOCKS = 64
+TENSOR_BLOCKS = 4, 16, 2**23
+"""The same three for a tensor: usual and largest number of bands, entries of the largest block."""
 
 
 class Block(NamedTuple):
@@ -110,6 +114,22 @@ class Bands:
         """Return the rows of one band."""
         return slice(self.offsets[band], self.offsets[band + 1])
 
+    def numbers(self, part: Interval) -> range:
+        """Return the bands that overlap some rows."""
+        first = bisect.bisect_right(self.offsets, part.start) - 1
+        return range(first, bisect.bisect_left(self.offsets, part.stop))
+
+    def overlap(self, band: int, part: Interval) -> tuple[Interval, Interval]:
+        """Return the rows that a band and some rows share, as a slice in each of the two."""
+        start = self.offsets[band]
+        low, high = max(start, part.start), min(self.offsets[band + 1], part.stop)
+        return Interval(low - start, high - start), Interval(low - part.start, high - part.start)
+
+    def overlaps(self, part: Interval) -> Iterator[tuple[int, Interval, Interval]]:
+        """Yield the bands that overlap some rows, with the slices of `overlap`."""
+        for band in self.numbers(part):
+            yield band, *self.overlap(band, part)
+
     def regroup(self, count: int) -> "Bands":
         """Return at most ``count`` unions of neighbouring bands, of sizes as equal as possible."""
         if count >= len(self):
@@ -123,9 +143,9 @@ class Bands:
         return Bands(tuple(self.offsets[edge] for edge in edges))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Grid:
-    """The grid of blocks that row bands and column bands span.
+    """The grid of blocks that bands along every axis span: row bands and column bands of a matrix.
 
     Parts need as many row bands as column bands: every block of a part must
     have a row band and a column band of its own, and every band must be
@@ -133,30 +153,36 @@ class Grid:
 
     Attributes
     ----------
+    sides
+        The bands of every axis.
+    rows, cols
+        The bands of the first axis, and those of all other axes, one axis after another, as in the
+        factors of results.
     blocks
-        B: the number of bands on each side, and of blocks in each part.
+        B: the number of bands along each axis, and of blocks in each part.
     shape
-        (I, J).
+        (I, J): the lengths of ``rows`` and ``cols``.
     """
 
-    rows: Bands
-    cols: Bands
-    blocks: int = field(init=False, repr=False, compare=False)
-    shape: tuple[int, int] = field(init=False, repr=False, compare=False)
+    sides: tuple[Bands, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.rows) != len(self.cols):
+    def __init__(self, rows: Bands, cols: Bands, *others: Bands) -> None:
+        sides = (rows, cols, *others)
+        if len({len(side) for side in sides}) > 1:
+            counts = [len(side) for side in sides]
             raise GridError(
-                f"a grid needs as many row bands as column bands, got {len(self.rows)} row bands "
-                f"and {len(self.cols)} column bands; pass one number of blocks for both"
+                f"a grid needs as many row bands as column bands, got {counts[0]} row bands "
+                f"and {counts[1]} column bands; pass one number of blocks for both"
+                if not others
+                else "a grid over a tensor needs as many bands along each of its axes, got "
+                f"{counts}; pass one number of blocks for all"
             )
-        object.__setattr__(self, "blocks", len(self.rows))
-        object.__setattr__(self, "shape", (self.rows.size, self.cols.size))
+        object.__setattr__(self, "sides", sides)
 
     @classmethod
-    def even(cls, shape: tuple[int, int], blocks: int) -> "Grid":
-        """Return a grid of ``blocks`` x ``blocks`` nearly equal blocks over a matrix shape."""
-        return cls(Bands.even(shape[0], blocks), Bands.even(shape[1], blocks))
+    def even(cls, shape: Sequence[int], blocks: int) -> "Grid":
+        """Return a grid of ``blocks`` nearly equal bands along each axis."""
+        return cls(*(Bands.even(size, blocks) for size in shape))
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Sequence[int]], blocks: int | None = None) -> "Grid":
@@ -166,16 +192,46 @@ class Grid:
         fewer chunks than bands is split evenly instead.
         """
         count = blocks if blocks is not None else min(map(len, chunks))
-        rows, cols = (
-            side.regroup(count) if 1 <= count <= len(side) else Bands.even(side.size, count)
-            for side in map(Bands.from_sizes, chunks)
+        return cls(
+            *(
+                side.regroup(count) if 1 <= count <= len(side) else Bands.even(side.size, count)
+                for side in map(Bands.from_sizes, chunks)
+            )
         )
-        return cls(rows, cols)
 
     @property
-    def sides(self) -> tuple[Bands, ...]:
-        """Return the bands of every axis."""
-        return self.rows, self.cols
+    def rows(self) -> Bands:
+        return self.sides[0]
+
+    @functools.cached_property
+    def cols(self) -> Bands:
+        others = self.sides[1:]
+        if len(others) == 1:
+            return others[0]
+        return Bands.from_sizes([size for side in others for size in side.sizes])
+
+    @functools.cached_property
+    def blocks(self) -> int:
+        return len(self.rows)
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.size, self.cols.size
+
+    @property
+    def is_tensor(self) -> bool:
+        """Return whether the grid has three or more axes."""
+        return len(self.sides) > 2
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the length of every axis."""
+        return tuple([side.size for side in self.sides])
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Return the first column of every axis but the first, and the end of the last axis."""
+        return (0, *itertools.accumulate(self.sizes[1:]))
 
     @functools.cached_property
     def parts(self) -> int:
@@ -185,90 +241,34 @@ class Grid:
     @property
     def cells(self) -> int:
         """Return the number of cells of the array."""
-        return math.prod(side.size for side in self.sides)
+        return math.prod(self.sizes)
 
-    def slices(self, block: Block) -> tuple[slice, slice]:
-        """Return the rows and columns of one block."""
-        return self.rows.slice(block.row), self.cols.slice(block.col)
+    def slices(self, block: BlockAddress) -> tuple[slice, ...]:
+        """Return the rows and columns of one block, or its indices along each axis."""
+        return tuple([side.slice(band) for side, band in zip(self.sides, block, strict=True)])
 
-    def block_shape(self, block: Block) -> tuple[int, int]:
-        return self.rows.sizes[block.row], self.cols.sizes[block.col]
-
-    @property
-    def areas(self) -> Counts:
-        """Return the number of cells of every block, (B, B)."""
-        return np.outer(self.rows.sizes, self.cols.sizes)
-
-    def all_blocks(self) -> list[Block]:
-        """Return the addresses of all blocks, row by row."""
-        return list(itertools.starmap(Block, np.ndindex(self.blocks, self.blocks)))
-
-
-@dataclass(frozen=True)
-class TensorGrid(Grid):
-    """Grid with B bands along each of the M axes of a tensor, and so B^M blocks.
-
-    Its rows are those of the first axis. Its columns are those of all other axes, one axis after
-    another, as in the factors of results.
-
-    Attributes
-    ----------
-    axes
-        The bands of every axis.
-    """
-
-    cols: Bands = field(init=False, repr=False, compare=False)
-    rows: Bands = field(init=False, repr=False, compare=False)
-    axes: tuple[Bands, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len({len(side) for side in self.axes}) != 1 or len(self.axes) < 2:
-            raise GridError(
-                "a grid over a tensor needs as many bands along each of its axes, got "
-                f"{[len(side) for side in self.axes]}; pass one number of blocks for all"
-            )
-        behind = Bands.from_sizes([size for side in self.axes[1:] for size in side.sizes])
-        for name, value in (("rows", self.axes[0]), ("cols", behind)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "blocks", len(self.rows))
-        object.__setattr__(self, "shape", (self.rows.size, behind.size))
-
-    @property
-    def sides(self) -> tuple[Bands, ...]:
-        """Return the bands of every axis."""
-        return self.axes
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Return the first column of every axis but the first, and the end of the last axis."""
-        return (0, *itertools.accumulate(side.size for side in self.axes[1:]))
-
-    def slices(self, block: BlockAddress) -> tuple[slice, ...]:  # type: ignore[override]
-        """Return the indices of one block along each axis."""
-        return tuple(side.slice(band) for side, band in zip(self.axes, block, strict=True))
-
-    def block_shape(self, block: BlockAddress) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(side.sizes[band] for side, band in zip(self.axes, block, strict=True))
+    def block_shape(self, block: BlockAddress) -> tuple[Any, ...]:
+        return tuple([side.sizes[band] for side, band in zip(self.sides, block, strict=True)])
 
     @property
     def areas(self) -> Counts:
         """Return the number of cells of every block, with B blocks along each axis."""
-        return functools.reduce(np.multiply.outer, [np.array(side.sizes) for side in self.axes])
+        return functools.reduce(np.multiply.outer, [np.array(side.sizes) for side in self.sides])
 
-    def all_blocks(self) -> list[BlockAddress]:  # type: ignore[override]
+    def all_blocks(self) -> list[Any]:
         """Return the addresses of all blocks in row-major order."""
-        return list(itertools.starmap(block_at, np.ndindex(*(self.blocks,) * len(self.axes))))
+        return list(itertools.starmap(block_at, np.ndindex(*(self.blocks,) * len(self.sides))))
 
 
 def choose_grid(
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     chunks: Chunks | None = None,
     blocks: SupportsIndex | Grid | None = None,
     workers: int | None = None,
     entries: int | None = None,
     components: int | None = None,
 ) -> Grid:
-    """Return the grid for a matrix of this shape, stored in these chunks.
+    """Return the grid for a matrix or a tensor of this shape, stored in these chunks.
 
     ``blocks`` decides if passed, or is the grid itself. Otherwise small data form one block,
     however they are chunked (`default_blocks`). For larger data the chunk grid decides, if it has 2
@@ -277,9 +277,10 @@ def choose_grid(
     there are at least as many chunks as bands.
     """
     if isinstance(blocks, Grid):
-        if blocks.shape != shape:
+        if blocks.sizes != shape:
+            kind = "tensor" if blocks.is_tensor else "matrix"
             raise OptionError(
-                f"the grid is for a matrix of shape {blocks.shape}, got {shape}; pass such data"
+                f"the grid is for a {kind} of shape {blocks.sizes}, got {shape}; pass such data"
             )
         return blocks
     usual = default_blocks(shape, workers, entries, components)
@@ -293,7 +294,7 @@ def choose_grid(
 
 
 def default_blocks(
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     workers: int | None = None,
     entries: int | None = None,
     components: int | None = None,
@@ -305,22 +306,25 @@ def default_blocks(
     columns to a band (one, if there are two bands): 1 below four million cells or two million
     entries; doubled, up to 64, while blocks hold more than 2^24 entries. ``workers`` raises B to
     two bands a worker as long as blocks hold 2^14 entries: only if the caller passes a number,
-    never by counting cores.
+    never by counting cores. A tensor has up to 4 bands along each axis, up to 16 while blocks hold
+    more than 2^23 entries, and bands of any length.
     """
-    rows, cols = shape
-    wide = min(rows, cols) // MIN_BAND
-    most, count = max(min(MAX_BLOCKS, wide), min(2, rows, cols)), 1
+    usual, limit, largest = (USUAL_BLOCKS, MAX_BLOCKS, MAX_BLOCK)
+    shortest = min(shape) // MIN_BAND
+    if len(shape) > 2:
+        usual, limit, largest, shortest = *TENSOR_BLOCKS, min(shape)
+    most, count = max(min(limit, shortest), min(2, *shape)), 1
     worthwhile = WORTHWHILE_WORK // (ENTRY_WORK + (components or USUAL_COMPONENTS))
     worthwhile //= 1 if entries is None else STORED_ENTRY
 
     def block(blocks: int) -> int:
         if entries is None:
-            return (rows // blocks) * (cols // blocks)
-        return entries // blocks**2
+            return math.prod(size // blocks for size in shape)
+        return int(entries // blocks ** len(shape))
 
-    while 2 * count <= min(USUAL_BLOCKS, most) and block(2 * count) >= worthwhile:
+    while 2 * count <= min(usual, most) and block(2 * count) >= worthwhile:
         count *= 2
-    while 2 * count <= most and block(count) > MAX_BLOCK:
+    while 2 * count <= most and block(count) > largest:
         count *= 2
     if workers is not None:
         candidates = range(min(2 * workers, most), count, -1)

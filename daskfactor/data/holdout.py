@@ -11,20 +11,20 @@ from scipy import sparse
 
 from daskfactor import markup
 from daskfactor.checks import (
-    cell_positions,
-    cells_of_tensor,
+    cells_at,
     inner_share,
     mask_in_order,
     one_of,
 )
-from daskfactor.data.adapters import decoded, open_source
+from daskfactor.data.adapters import decoded, from_matrix
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coo import canonical
+from daskfactor.data.entries import entries_of
 from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.sparse import meaning_of_unstored
-from daskfactor.data.tensor import entries_of
+from daskfactor.data.statistics import check_dtype
 from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory
@@ -156,102 +156,56 @@ def hold_out(
     if has_options:
         with as_blocks(V, dtype="float64", allow_empty=True, **reading) as data:
             return _from_blocks(data, selection, keep_one, rng)
-    if getattr(V, "ndim", 2) > 2:
-        return _from_tensor(V, selection, unstored, keep_one, rng)
-    _check_matrix(V)
-    V = decoded(V) if isinstance(V, xr.DataArray) else V
-    if getattr(V, "ndim", 0) == len(getattr(V, "dims", ())) == 2:
-        selection = _in_order(
-            selection, V.dims, (V.indexes.get(V.dims[0]), V.indexes.get(V.dims[1]))
+    is_tensor = getattr(V, "ndim", 2) > 2
+    if is_tensor and unstored == "zero":
+        raise OptionError(
+            "cells of a sparse tensor are held out among those that it stores; leave unstored out, "
+            'and pass unstored="missing" to sample()'
         )
+    if not is_tensor:
+        _check_matrix(V)
+    if isinstance(V, xr.DataArray):
+        V = decoded(V)
+        if hasattr(selection, "dims"):
+            selection = mask_in_order(selection, V.dims, [*map(V.indexes.get, V.dims)], CELLS)
+        if is_tensor or isinstance(V.data, np.ndarray):
+            array = _tensor_in_memory(V.data) if is_tensor else V.values
+            result = _from_array(array, selection, keep_one, rng)
+            return result._replace(train=V.copy(data=result.train))
     if sparse.issparse(V):
-        meaning = meaning_of_unstored(open_source(V), unstored)
+        meaning = meaning_of_unstored(from_matrix(V), unstored)
         result = _from_sparse(V, selection, meaning == "zero", keep_one, rng)
         result.train.unstored = meaning
         return result
-    if isinstance(V, xr.DataArray) and isinstance(V.data, np.ndarray):
-        result = _from_dense(np.asarray(V.values), selection, keep_one, rng)
-        return result._replace(train=V.copy(data=result.train))
-    if isinstance(V, np.ndarray):
-        filled = np.ma.filled(V.astype(np.result_type(V.dtype, np.float32)), np.nan)
-        return _from_dense(filled, selection, keep_one, rng)
+    if is_tensor or isinstance(V, np.ndarray):
+        array = _tensor_in_memory(V) if is_tensor else V
+        return _from_array(array, selection, keep_one, rng)
     if isinstance(V, BlockedData):
         V = as_blocks(V, unstored=unstored)  # refuses options that contradict the blocks
         result = _from_blocks(V, selection, keep_one, rng)
-        balance = V.is_balanced
         weights, weight_data = None, V.weights
         if weight_data is not None and V.weighting is not None:
             values = (
                 weight_data.observed_sparse() if weight_data.is_sparse else weight_data.to_numpy()
             )
             weights = StoredWeights(V.weighting, values)
-        options = {"balance": balance, "allow_empty": True, "weights": weights}
+        options = {"balance": V.is_balanced, "allow_empty": True, "weights": weights}
         return result._replace(train=as_blocks(result.train, V.grid, dtype=V.dtype, **options))
     with as_blocks(V, dtype="float64", unstored=unstored, allow_empty=True) as data:
         return _from_blocks(data, selection, keep_one, rng)
 
 
-def _from_tensor(
-    V: Any, selection: Any, unstored: str | None, keep_one: bool, rng: np.random.Generator
-) -> HeldOut:
-    """Hold cells of a tensor out that are stored; ``train`` has the type of the tensor."""
-    if unstored == "zero":
-        raise OptionError(
-            "cells of a sparse tensor are held out among those that it stores; leave unstored out, "
-            'and pass unstored="missing" to sample()'
-        )
-    entries = entries_of(V, "missing" if hasattr(V, "todense") else None)
-    count = entries.values.size
-    if isinstance(selection, float):
-        chosen = rng.permutation(count)[: max(1, round(selection * count))]
-    else:
-        positions = cells_of_tensor(selection, entries.shape)
-        if positions is None:
-            raise OptionError("no cells were named; pass one array of places for each axis")
-        sizes = entries.shape[1:]
-        key = entries.places[0] * math.prod(sizes) + np.ravel_multi_index(entries.places[1:], sizes)
-        chosen, is_absent = _find_cells(key, positions[0] * math.prod(sizes) + positions[1])
-        if is_absent.any():
-            raise OptionError("one of the cells is missing; cells that are held out are observed")
-        keep_one = False
-    is_taken = np.zeros(count, bool)
-    is_taken[chosen] = True
-    if keep_one:
-        _give_back(is_taken, entries.places, entries.shape)
-    cells = tuple(place[is_taken] for place in entries.places)
-    train = _train_of(V, cells, ~is_taken, entries)
-    return HeldOut(train, cells, entries.values[is_taken])
-
-
-def _give_back(
-    is_taken: NDArray[np.bool_], places: Sequence[NDArray[np.int64]], shape: tuple[int, ...]
-) -> None:
-    """Return entries to the training data, so that no index of an axis loses all of them."""
-    for place, size in zip(places, shape, strict=True):
-        left = np.bincount(place[~is_taken], minlength=size)
-        bare = np.flatnonzero(is_taken & (left[place] == 0))
-        is_taken[bare[np.unique(place[bare], return_index=True)[1]]] = False
-
-
-def _train_of(V: Any, cells: Any, is_train: NDArray[np.bool_], entries: Any) -> Any:
-    """Return the array without some cells, in its own type if it is in memory."""
-    if isinstance(V, xr.DataArray):
-        return V.copy(data=_train_of(V.data, cells, is_train, entries))
+def _tensor_in_memory(V: Any) -> Any:
+    """Return a tensor as sparse.COO, or as an array of NumPy with NaN where it is missing."""
+    if isinstance(V, np.ndarray):
+        check_dtype(V.dtype)
+        return V
     if hasattr(V, "todense"):
-        import sparse as pydata
-
-        coords = np.stack([place[is_train] for place in entries.places])
-        return pydata.COO(coords, entries.values[is_train], entries.shape, fill_value=V.fill_value)
-    filled = np.ma.filled(np.ma.asarray(V).astype(np.result_type(V.dtype, np.float32)), np.nan)
-    filled[cells] = np.nan
-    return filled
-
-
-def _in_order(selection: Any, dims: tuple[Any, ...], labels: Sequence[Any]) -> Any:
-    """Return a mask with names in the order of V; other selections are unchanged."""
-    return (
-        mask_in_order(selection, dims, labels, CELLS) if hasattr(selection, "dims") else selection
-    )
+        return V if hasattr(V, "coords") else V.tocoo()
+    entries = entries_of(V, None)
+    array = np.full(entries.shape, np.nan, np.result_type(entries.values, np.float32))
+    array[tuple(entries.places)] = entries.values
+    return array
 
 
 def _check_matrix(V: Any) -> None:
@@ -273,8 +227,9 @@ def _from_blocks(
     """Hold cells of any data out, by their blocks; ``train`` is a DataArray."""
     labels = data.labels
     dims = labels.row_dim, labels.col_dim
-    if dims != DEFAULT_DIMS or set(getattr(selection, "dims", ())) == set(dims):
-        selection = _in_order(selection, dims, labels.keys)
+    mask_dims = set(getattr(selection, "dims", ()))
+    if mask_dims and (dims != DEFAULT_DIMS or mask_dims == set(dims)):
+        selection = mask_in_order(selection, dims, labels.keys, CELLS)
     if 3 * data.nbytes > available_memory():
         raise DataError(
             f"cells are held out in memory, where these data take {data.nbytes} bytes up to three "
@@ -283,30 +238,17 @@ def _from_blocks(
     if data.is_sparse:
         import sparse as pydata
 
-        result = _from_sparse(
-            data.observed_sparse(), selection, data.unstored == "zero", keep_one, rng
-        )
+        zeros = data.unstored == "zero"
+        result = _from_sparse(data.observed_sparse(), selection, zeros, keep_one, rng)
         csr = result.train
-        fill = csr.dtype.type(0 if data.unstored == "zero" else np.nan)
+        fill = csr.dtype.type(0 if zeros else np.nan)
         parts = (csr.data, csr.indices, csr.indptr)
         train = pydata.GCXS(parts, shape=csr.shape, compressed_axes=(0,), fill_value=fill)
     else:
-        result = _from_dense(data.to_numpy(), selection, keep_one, rng)
+        result = _from_array(data.to_numpy(), selection, keep_one, rng)
         train = result.train
     array = xr.DataArray(train, labels.coords, dims, labels.name, labels.about)
     return result._replace(train=array)
-
-
-def _from_dense(
-    V: NDArray[Any], selection: Any, keep_one: bool, rng: np.random.Generator
-) -> HeldOut:
-    V = np.array(V, dtype=np.result_type(V.dtype, np.float32))
-    rows, cols = np.nonzero(~np.isnan(V))
-    chosen = _choose((rows, cols), V.shape, selection, keep_one, rng)
-    cells = rows[chosen].astype(np.int64), cols[chosen].astype(np.int64)
-    values = V[cells]
-    V[cells] = np.nan
-    return HeldOut(V, cells, values)
 
 
 def _from_sparse(
@@ -315,83 +257,83 @@ def _from_sparse(
     csr = sparse.csr_array(canonical(V, zeros)).astype(np.result_type(V.dtype, np.float32))
     if zeros:
         return _with_zeros(csr, selection, rng)
-    coo = csr.tocoo()
-    if np.isnan(coo.data).any():  # missing already
-        observed = ~np.isnan(coo.data)
-        coords = coo.coords[0][observed], coo.coords[1][observed]
-        coo = sparse.coo_array((coo.data[observed], coords), shape=coo.shape)
-    rows, cols = coo.coords
-    chosen = _choose((rows, cols), V.shape, selection, keep_one, rng)
-    rest = np.ones(rows.size, bool)
-    rest[chosen] = False
-    train = sparse.coo_array((coo.data[rest], (rows[rest], cols[rest])), shape=coo.shape).tocsr()
-    cells = rows[chosen].astype(np.int64), cols[chosen].astype(np.int64)
-    return HeldOut(train, cells, coo.data[chosen])
+    result = _from_array(csr.tocoo(), selection, keep_one, rng)
+    return result._replace(train=result.train.tocsr())
+
+
+def _from_array(V: Any, selection: Any, keep_one: bool, rng: np.random.Generator) -> HeldOut:
+    """Hold observed cells out of an array of NumPy, or coordinates of scipy or sparse.COO."""
+    train: Any
+    dtype = np.result_type(V.dtype, np.float32)
+    if isinstance(V, np.ndarray):
+        train = np.asarray(np.ma.filled(V.astype(dtype), np.nan))
+        observed = np.nonzero(~np.isnan(train))
+        chosen = _choose(observed, V.shape, selection, keep_one, rng)
+        cells = tuple(at[chosen] for at in observed)
+        values = train[cells]
+        train[cells] = np.nan
+        return HeldOut(train, cells, values)
+    is_train = ~np.isnan(V.data)
+    observed = tuple(at[is_train].astype(np.int64) for at in V.coords)
+    chosen = _choose(observed, V.shape, selection, keep_one, rng)
+    number = np.flatnonzero(is_train)[chosen]
+    is_train[number] = False
+    left, values = tuple(at[is_train] for at in V.coords), V.data.astype(dtype)
+    if not hasattr(V, "fill_value"):
+        train = sparse.coo_array((values[is_train], left), shape=V.shape)
+    else:
+        train = type(V)(np.stack(left), values[is_train], V.shape, fill_value=V.fill_value)
+    return HeldOut(train, tuple(at[chosen] for at in observed), values[number])
 
 
 def _with_zeros(csr: Any, selection: Any, rng: np.random.Generator) -> HeldOut:
     """Hold any cells out; each of them is NaN in the remaining matrix."""
-    numbers = _cell_numbers(csr.shape, selection, rng)
-    rows, cols = np.divmod(numbers, csr.shape[1])
-    values = np.asarray(csr[rows, cols]).ravel()
-    observed = ~np.isnan(values)  # NaN: missing already
-    if not isinstance(selection, float) and not observed.all():
-        raise _not_observed(rows[~observed], cols[~observed])
-    numbers, rows, cols, values = (
-        numbers[observed],
-        rows[observed],
-        cols[observed],
-        values[observed],
-    )
+    if isinstance(selection, float):
+        total = math.prod(csr.shape)
+        count = round(selection * total)
+        if not 0 < count <= MAX_CELLS:
+            raise OptionError(
+                f"share={selection!r} of {total} cells is {count}; choose a share that takes "
+                f"between 1 and {MAX_CELLS} cells"
+            )
+        cells = np.unravel_index(_distinct(total, count, rng), csr.shape)
+    else:
+        cells = cells_at(selection, csr.shape, CELLS)
+    values = np.asarray(csr[cells]).ravel()
+    is_missing = np.isnan(values)
+    if is_missing.any():
+        if not isinstance(selection, float):
+            raise _not_observed(cells, is_missing)
+        cells, values = tuple(at[~is_missing] for at in cells), values[~is_missing]
     coo = csr.tocoo()
-    stored_numbers = coo.coords[0].astype(np.int64) * csr.shape[1] + coo.coords[1]
-    rest = ~np.isin(stored_numbers, numbers)
-    data = np.concatenate([coo.data[rest], np.full(numbers.size, np.nan, coo.data.dtype)])
-    coords = [
-        np.concatenate([index[rest], new])
-        for index, new in zip(coo.coords, (rows, cols), strict=True)
-    ]
-    train = sparse.coo_array((data, (coords[0], coords[1])), shape=csr.shape).tocsr()
-    return HeldOut(train, (rows, cols), values)
+    stored, taken = (np.ravel_multi_index(at, csr.shape) for at in (coo.coords, cells))
+    rest = ~np.isin(stored, taken)
+    data = np.concatenate([coo.data[rest], np.full(values.size, np.nan, coo.data.dtype)])
+    coords = tuple(
+        np.concatenate([index[rest], new]) for index, new in zip(coo.coords, cells, strict=True)
+    )
+    train = sparse.coo_array((data, coords), shape=csr.shape).tocsr()
+    return HeldOut(train, cells, values)
 
 
-def _positions(selection: Any, shape: tuple[int, int]) -> tuple[NDArray[np.int64], ...]:
-    """Return rows and columns of the named cells; a mask is in the order of V already."""
-    return cell_positions(getattr(selection, "values", selection), shape, (), CELLS)
+def _not_observed(cells: Sequence[NDArray[Any]], is_missing: NDArray[np.bool_]) -> OptionError:
+    first = tuple(int(at[is_missing][0]) for at in cells)
+    return OptionError(
+        f"{np.count_nonzero(is_missing)} of the cells to hold out are missing in V, the first at "
+        f"position {first}; name cells that V has values at"
+    )
 
 
-def _cell_numbers(
-    shape: tuple[int, int], selection: Any, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Return the numbers of the cells to take, counted along rows."""
-    if not isinstance(selection, float):
-        rows, cols = _positions(selection, shape)
-        return rows * shape[1] + cols
-    total = shape[0] * shape[1]
-    count = round(selection * total)
-    if not 0 < count <= MAX_CELLS:
-        raise OptionError(
-            f"share={selection!r} of {total} cells is {count}; choose a share that takes between 1 "
-            f"and {MAX_CELLS} cells"
-        )
-    return _distinct(total, count, rng)
-
-
-def _find_cells(
+def find_cells(
     numbers: NDArray[Any], requested: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the positions of requested cells among numbers, and a mask of the absent ones."""
     order = np.argsort(numbers)
     place = np.searchsorted(numbers, requested, sorter=order)
+    if not numbers.size:
+        return np.zeros(requested.size, np.int64), np.ones(requested.size, bool)
     positions = order[np.minimum(place, numbers.size - 1)].astype(np.int64)
     return positions, numbers[positions] != requested
-
-
-def _not_observed(rows: Any, cols: Any) -> OptionError:
-    return OptionError(
-        f"{len(rows)} of the cells to hold out are missing in V, the first at row {rows[0]}, "
-        f"column {cols[0]}; name cells that V has values at"
-    )
 
 
 def _distinct(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -408,33 +350,31 @@ def _distinct(total: int, count: int, rng: np.random.Generator) -> NDArray[np.in
 
 
 def _choose(
-    observed: tuple[NDArray[Any], NDArray[Any]],
-    shape: tuple[int, int],
+    observed: Sequence[NDArray[Any]],
+    shape: tuple[int, ...],
     selection: Any,
     keep_one: bool,
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
     """Return the positions of the entries to take: ascending, or in the order of named cells."""
-    rows, cols = observed
+    size = observed[0].size
     if not isinstance(selection, float):
-        named = _positions(selection, shape)
-        observed_numbers, requested_numbers = (
-            at[0].astype(np.int64) * shape[1] + at[1] for at in (observed, named)
-        )
-        positions, is_absent = _find_cells(observed_numbers, requested_numbers)
+        cells = cells_at(selection, shape, CELLS)
+        numbers, requested = (np.ravel_multi_index(tuple(at), shape) for at in (observed, cells))
+        positions, is_absent = find_cells(numbers, requested)
         if is_absent.any():
-            raise _not_observed(named[0][is_absent], named[1][is_absent])
+            raise _not_observed(cells, is_absent)
         return positions
-    count = round(selection * rows.size)
-    order = rng.permutation(rows.size)
+    count = round(selection * size)
+    order = rng.permutation(size)
     if keep_one:
-        is_train = np.zeros(rows.size, bool)
-        for index in (rows, cols):  # the first in random order of every row and column
+        is_train = np.zeros(size, bool)
+        for index in observed:  # the first in random order at every position of an axis
             is_train[order[np.unique(index[order], return_index=True)[1]]] = True
         order = order[~is_train[order]]
     if not count > 0 or not order.size:
         raise OptionError(
-            f"share={selection!r} of {rows.size} observed entries leaves none to hold out; raise "
+            f"share={selection!r} of {size} observed entries leaves none to hold out; raise "
             "it, or pass keep_one=False and fit with allow_empty=True"
         )
     return np.sort(order[:count]).astype(np.int64)

@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.urls import (
-    CLOUD,
-    file_system,
-    fsspec_args,
-    is_url,
-    retry,
-    retry_async,
-    scheme_of,
-    sibling,
-)
+from daskfactor.urls import CLOUD, Location, is_url, retry, retry_async
 
 T = TypeVar("T")
 
@@ -32,13 +23,13 @@ def repository_store(location: str) -> tuple[Any, str] | None:
     The store is the latest commit of ``main``. Return None if there is no repository.
     """
     names: list[str] = []
-    folder = location
+    folder = Location.of(location)
     while not is_repository(folder):
-        parent, _, name = folder.rstrip("/").rpartition("/")
+        parent, _, name = folder.url.rstrip("/").rpartition("/")
         names.insert(0, name)
-        if len(names) > MAX_PARENTS or parent.count("/") < (3 if is_url(location) else 1):
+        if len(names) > MAX_PARENTS or parent.count("/") < (3 if folder.is_url else 1):
             return None
-        folder = sibling(parent, location)
+        folder = folder.sibling(parent)
     store = repository_at(folder).readonly_session("main").store
     return store, "/".join(names)
 
@@ -47,7 +38,7 @@ def is_repository(location: str) -> bool:
     """Return whether the folder at a location has the layout of an Icechunk repository."""
     if not is_url(location):
         return any((Path(location) / name).exists() for name in REPOSITORY)
-    system, path = file_system(location)
+    system, path = Location.of(location).file_system()
     return bool(
         retry(
             lambda: any(system.exists(f"{path}/{name}") for name in REPOSITORY),
@@ -92,7 +83,7 @@ def repository_at(location: str, make: bool = False) -> Any:
     import icechunk
 
     repository = icechunk.Repository
-    if scheme_of(location) == "memory" and location not in _IN_MEMORY and not make:
+    if location.startswith("memory://") and location not in _IN_MEMORY and not make:
         return None
     storage = icechunk_storage(location)
     if not ask(location, repository.exists_async, storage):
@@ -116,7 +107,8 @@ def icechunk_storage(location: str) -> Any:
     """
     import icechunk
 
-    url, options = fsspec_args(location)
+    place = Location.of(location)
+    url, options = place.url, place.options
     if not is_url(url):
         return icechunk.local_filesystem_storage(url)
     scheme, _, rest = url.partition("://")

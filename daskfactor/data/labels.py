@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,12 @@ RESERVED = frozenset(_RESULTS.split())
 """Names that results use themselves, so that no dimension or coordinate may have them."""
 LONGEST_NAME = 200
 """Longest name in bytes that every file system accepts."""
+SIDES = ("row", "column")
+"""Dimensions of results for sides with several factors, of coupled matrices or a tensor."""
+LABEL = "{}_label"
+"""Coordinate of such a dimension with labels as text."""
+FACTOR = "{}_factor"
+"""Coordinate of such a dimension with names of factors."""
 CF_ATTRS = ("long_name", "standard_name", "units")
 """Attributes of arrays and coordinates that results keep, by their CF names."""
 
@@ -286,3 +292,27 @@ def storable(name: str, labels: NDArray[Any], index_of: bool = True) -> NDArray[
         DataWarning,
     )
     return np.asarray(texts, dtype=object)
+
+
+class JointLabels(Labels):
+    """Labels whose messages name the factor, too, if a side has several."""
+
+    def _label(self, dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
+        if (factor := coords.get(FACTOR.format(dim))) is None:
+            return super()._label(dim, coords, index)
+        return f" ({coords[LABEL.format(dim)][index]!s} of {factor[index]!s})"
+
+
+def stacked_labels(
+    dim: str, factors: Sequence[tuple[str, int, NDArray[Any] | None]]
+) -> dict[str, NDArray[Any]]:
+    """Return the coordinates of a side with several factors (name, length, labels)."""
+    names, lengths, labels = zip(*factors, strict=True)
+    texts = [
+        (np.arange(length) if values is None else values).astype(str)
+        for values, length in zip(labels, lengths, strict=True)
+    ]
+    return {
+        FACTOR.format(dim): np.repeat(names, lengths),
+        LABEL.format(dim): np.concatenate(texts),
+    }

@@ -24,6 +24,7 @@ from daskfactor.data.statistics import (
     Locate,
     StatisticsBuilder,
     Weighing,
+    cell_name,
     check_dtype,
     check_shape,
     dense_cells,
@@ -121,7 +122,7 @@ class Decoder:
             if np.isinf(value):
                 raise infinite(self._labels, cell, float(value))
             raise DataError(
-                f"the entry at {self._labels.cell(*cell)} is {value}, outside "
+                f"the entry at {cell_name(self._labels, cell)} is {value}, outside "
                 f"the range of {self._dtype} (up to {np.finfo(self._dtype).max:.3g}); "
                 'pass dtype="float64" to as_blocks or convert, or rescale the data'
             )
@@ -270,21 +271,6 @@ def working_bytes(source: Source, grid: Grid, dtype: FloatType, budget: int) -> 
 
 def _cuts(grid: Grid, region: Region) -> Iterator[tuple[Block, Region, Region]]:
     """Yield the blocks that overlap a region: address, slices in the block and in the region."""
-    for row, (rows_inside, rows_outside) in _overlaps(grid.rows, region[0]):
-        for col, (cols_inside, cols_outside) in _overlaps(grid.cols, region[1]):
+    for row, rows_inside, rows_outside in grid.rows.overlaps(region[0]):
+        for col, cols_inside, cols_outside in grid.cols.overlaps(region[1]):
             yield Block(row, col), (rows_inside, cols_inside), (rows_outside, cols_outside)
-
-
-def _overlaps(bands: Bands, part: slice) -> Iterator[tuple[int, Region]]:
-    first = int(np.searchsorted(bands.offsets, part.start, side="right")) - 1
-    last = int(np.searchsorted(bands.offsets, part.stop, side="left"))
-    for band in range(first, last):
-        band_rows = bands.slice(band)
-        low, high = max(band_rows.start, part.start), min(band_rows.stop, part.stop)
-        yield (
-            band,
-            (
-                slice(low - band_rows.start, high - band_rows.start),
-                slice(low - part.start, high - part.start),
-            ),
-        )

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.adapters import Source, from_pandas
-from daskfactor.data.coo import Piece, coordinate_pieces, text_array
-from daskfactor.data.grid import inverse
-from daskfactor.data.labels import DEFAULT_DIMS, Labels, storable, usable_dims
+from daskfactor.data.columns import keys_of, values_of
+from daskfactor.data.coo import Axis, Keys, Piece, coordinate_pieces
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
 from daskfactor.data.statistics import SourceInfo
 from daskfactor.data.tables import (
     UNCLEAR_WIDTH,
@@ -203,9 +203,10 @@ def _kind(dtype: Any) -> str:
 def _entries(table: str, names: Sequence[str], columns: Sequence[Any]) -> Source:
     """Return the source of columns of keys and, unless lines are counted, of values."""
     (rows, row_labels), (cols, col_labels) = (
-        _numbered(table, name, column) for name, column in zip(names[:2], columns, strict=False)
+        _numbered(keys_of(table, name, column))
+        for name, column in zip(names[:2], columns, strict=False)
     )
-    values = _numbers(table, names[2], columns[2]) if len(names) > 2 else None
+    values = values_of(table, names[2], columns[2]) if len(names) > 2 else None
     dims = usable_dims(*names[:2])
     sides = zip(dims, (row_labels, col_labels), strict=True)
     coords = [{dim: labels} for dim, labels in sides]
@@ -224,61 +225,12 @@ def _entries(table: str, names: Sequence[str], columns: Sequence[Any]) -> Source
     )
 
 
-def _numbered(table: str, name: str, column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return the position of every key, and the keys in order of size or code point.
-
-    Raises
-    ------
-    DataError
-        If a key is missing, or keys have several types or an unsupported one.
-    """
-    import pandas as pd
-
-    missing = int(column.isna().sum())
-    if missing:
-        raise DataError(
-            f"{missing} lines of {table} have nothing in the key column {name!r}; remove them, or "
-            "fill it in"
-        )
-    if getattr(column.dtype, "kind", "O") == "f":
-        raise DataError(
-            f"column {name!r} of {table} holds {column.dtype}; keys must be whole numbers, texts "
-            "or dates; convert it, or choose others with rows and columns"
-        )
-    codes, keys = pd.factorize(column)
-    if isinstance(keys, pd.CategoricalIndex):
-        keys = keys.astype(keys.categories.dtype)
-    labels = np.asarray(keys)
-    timed = isinstance(pd.Index(labels), pd.DatetimeIndex | pd.PeriodIndex)
-    if labels.dtype.kind == "O" and not timed:
-        kinds = {type(label).__name__ for label in labels}
-        if kinds and kinds != {"str"}:
-            raise DataError(
-                f"the key column {name!r} of {table} holds {' and '.join(sorted(kinds))}; keys "
-                "must be whole numbers, texts or dates, all of one type: convert them, for example "
-                "with .astype(str)"
-            )
-        labels = text_array(labels.tolist())
-    labels = np.asarray(storable(name, labels))
-    order = np.argsort(labels, kind="stable")
-    return inverse(order)[codes], labels[order]
-
-
-def _numbers(table: str, name: str, column: Any) -> NDArray[Any]:
-    """Return numbers, NaN where empty."""
-    if _kind(column.dtype) != "number":
-        raise DataError(
-            f"column {name!r} of {table} holds {column.dtype}; values must be numbers; choose "
-            "another with values, or values=False to count lines"
-        )
-    return _floats(column)
-
-
-def _floats(column: Any) -> NDArray[Any]:
-    """Return a NumPy array, NaN where empty."""
-    if isinstance(column.dtype, np.dtype):
-        return np.asarray(column.to_numpy())
-    return np.asarray(column.to_numpy("float64", na_value=np.nan))
+def _numbered(keys: Keys) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return the position of every key, and the keys in order of size or code point."""
+    axis = Axis("key")
+    axis.learn(keys)
+    _, labels = axis.finish()
+    return (np.empty(0, np.int64),) * 2 if labels is None else (axis.positions(keys), labels)
 
 
 def long_file(table: str, columns: TableColumns, source: Source, options: ReadOptions) -> Source:

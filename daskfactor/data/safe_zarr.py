@@ -7,27 +7,26 @@ chunks larger than memory. Failed reads are retried, see `daskfactor.urls`.
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
-from zarr.core.buffer import Buffer
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest
+from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from daskfactor.data.icechunks import repository_store
 from daskfactor.errors import StoreFormatError
 from daskfactor.machine import available_memory
-from daskfactor.urls import (
-    absolute,
-    fsspec_args,
-    is_url,
-    retry_async,
-    url_errors,
-)
+from daskfactor.urls import Location, is_url, retry_async, url_errors
 
 DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+CONSOLIDATED: Final = ".zmetadata"
+SMALL: Final = 2**24
+"""Bytes of a value that are asked for at once."""
 DECODING_COPIES: Final = 4
 """Copies of a chunk while it is decoded: compressed, decompressed and in the array read."""
 CHECKSUMS: Final = frozenset(["adler32", "crc32", "crc32c", "fletcher32"])
@@ -40,35 +39,31 @@ POINTER: Final = 8
 """Bytes per entry of an array of texts, dates or time differences."""
 
 
-def zarr_store(location: str) -> "SafeStore":
-    """Return the store at a path or URL, zarr or Icechunk, for zarr, xarray and anndata."""
+def zarr_store(location: str, names: Collection[str] | None = None) -> "SafeStore":
+    """Return the store at a path or URL, zarr or Icechunk, for zarr, xarray and anndata.
+
+    ``names`` lists the folder, if it is known; documents that are not among them are not asked for.
+    """
     store = plain_store(location)
     with url_errors(store.location):
-        if not any(sync(store.exists(name)) for name in DOCUMENTS[:3]):
+        if names is not None:
+            store.forget_absent(names)
+        if not any(sync(store.get(name, default_buffer_prototype())) for name in DOCUMENTS[:3]):
             repository = repository_store(store.location)
             if repository is not None:
                 return SafeStore(repository[0], store.location, repository[1])
     return store
 
 
-def plain_store(location: str) -> "SafeStore":
+def plain_store(place: str) -> "SafeStore":
     """Return the zarr store at a path or URL."""
-    location = absolute(location)
+    location = Location.of(place)
     with url_errors(location):
-        url, options = fsspec_args(location)
-        if is_url(location):
-            plain: Any = FsspecStore.from_url(url, options, read_only=True)
+        if location.is_url:
+            plain: Any = FsspecStore.from_url(location.url, location.options, read_only=True)
         else:
-            plain = LocalStore(location, read_only=True)
+            plain = LocalStore(str(location), read_only=True)
     return SafeStore(plain, location)
-
-
-def open_zarr(location: str) -> Any:
-    """Open the array or group at a path or URL for reading."""
-    import zarr
-
-    store = zarr_store(location)
-    return zarr.open(store=store, path=store.inside, mode="r")
 
 
 class SafeStore(WrapperStore[Any]):
@@ -89,11 +84,24 @@ class SafeStore(WrapperStore[Any]):
         self.location, self.inside = location, inside
         self._arrays: dict[str, Any] = {}
         self._checked: set[str] = set()
+        self._documents: dict[str, Buffer | None] = {}
 
     def _with_store(self, store: Any) -> Self:
         other = type(self)(store, self.location, self.inside)
         other._arrays, other._checked = self._arrays, self._checked
+        other._documents = self._documents
         return other
+
+    def forget_absent(self, names: Collection[str]) -> None:
+        """Read consolidated metadata, and never ask for documents that a folder does not have."""
+        self._documents |= {name: None for name in DOCUMENTS if name not in names}
+        if CONSOLIDATED not in names:
+            return
+        consolidated = sync(self.get(CONSOLIDATED, default_buffer_prototype()))
+        raw = b"" if consolidated is None else consolidated.to_bytes()
+        with suppress(ValueError, AttributeError, TypeError, KeyError, RecursionError):
+            for key, document in json.loads(raw)["metadata"].items():
+                self._documents[key] = cpu.Buffer.from_bytes(json.dumps(document).encode())
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
         """Read one value.
@@ -106,11 +114,27 @@ class SafeStore(WrapperStore[Any]):
             If it cannot be reached after several attempts.
         """
         folder, _, name = key.rpartition("/")
-        if name not in DOCUMENTS:
+        if name not in DOCUMENTS or byte_range is not None:
             self._check(key)
-        value: Buffer | None = await self._ask(self._store.get, key, prototype, byte_range)
-        if value is not None and name in DOCUMENTS:
-            self._record_arrays(folder, value.to_bytes())
+            return await self._read(key, prototype, byte_range)
+        newer = f"{folder}/{DOCUMENTS[0]}".lstrip("/")
+        if key != newer and self._documents.get(newer) is not None:
+            return None  # it has format 3, and others are those of format 2
+        if key not in self._documents:
+            self._documents[key] = await self._read(key, prototype)
+        document = self._documents[key]
+        if document is not None:
+            self._record_arrays(folder, document.to_bytes())
+        return document
+
+    async def _read(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
+        """Read a value; a small one by one request, without asking for its size."""
+        if byte_range is not None or not isinstance(self._store, FsspecStore):
+            value: Buffer | None = await self._ask(self._store.get, key, prototype, byte_range)
+            return value
+        value = await self._ask(self._store.get, key, prototype, RangeByteRequest(0, SMALL))
+        if value is not None and len(value) == SMALL:
+            value += await self._ask(self._store.get, key, prototype, OffsetByteRequest(SMALL))
         return value
 
     async def get_partial_values(self, prototype: Any, key_ranges: Any) -> list[Buffer | None]:
@@ -119,6 +143,8 @@ class SafeStore(WrapperStore[Any]):
 
     async def exists(self, key: str) -> bool:
         """Return whether a key exists."""
+        if key in self._documents:
+            return self._documents[key] is not None
         return bool(await self._ask(self._store.exists, key))
 
     async def _ask(self, function: Any, *args: Any) -> Any:

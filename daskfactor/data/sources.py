@@ -2,19 +2,18 @@
 
 from dataclasses import replace
 from functools import partial
-from os import fspath
 from typing import Any, Unpack, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from daskfactor.checks import one_of, warn
-from daskfactor.data.adapters import Source, from_blocks
+from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled, open_store
-from daskfactor.data.files import ANYTHING, open_input, refuse_columns
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.loading import as_weights, load, read_budget, working_bytes
+from daskfactor.data.opening import open_source, refuse_options
 from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
 from daskfactor.data.stacking import drop_all_missing
 from daskfactor.data.statistics import (
@@ -32,13 +31,13 @@ from daskfactor.data.storage import (
     block_bytes,
     zero_copy,
 )
-from daskfactor.data.store import BlockStore, is_blocked_store
+from daskfactor.data.store import BlockStore
 from daskfactor.data.tables import ReadOptions
 from daskfactor.data.weights import CellWeights, Pairing, cell_weights
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory, memory_budget
 from daskfactor.options import Weighing, verb
-from daskfactor.urls import as_url, as_urls
+from daskfactor.urls import check_options, locate
 
 NEGLIGIBLE = 2**26
 OVERESTIMATE = 4
@@ -212,17 +211,17 @@ def blocks_of(
     """
     unstored, options = reading.get("unstored"), ReadOptions.of(reading)
     kind = checked_options(dtype, unstored, workers)
-    placeable = V, reading.get("uncertainty"), reading.get("weights")
-    V, *cell_arguments = as_urls(placeable, options.storage_options)
+    inputs = V, reading.get("uncertainty"), reading.get("weights")
+    check_options(options.storage_options, inputs)
+    V, *cell_arguments = (locate(item, options.storage_options) for item in inputs)
     options, cells = replace(options, storage_options=None), cell_weights(*cell_arguments)
     if isinstance(V, BlockedData):
-        refuse_columns(V, options)
+        refuse_options(V, options)
         return _check_blocks(V, blocks, unstored, balance, cells)
     limit = memory_budget(memory_limit) // (1 if cells is None else 2)
-    store = _store_at(V, options)
-    if store is not None and cells is None and _serves(store, blocks, unstored, balance):
-        return _stored(store, kind, limit, allow_empty)
-    source = _source_of(V, options, store)
+    source = open_source(V, options)
+    if cells is None and _serves(source.store, blocks, unstored, balance):
+        return _stored(source.store, kind, limit, allow_empty)
     source = source if usual is None else replace(source, usual=usual)
     if not source.is_sparse:
         if unstored == "missing":
@@ -233,9 +232,7 @@ def blocks_of(
             )
         source = drop_all_missing(source, limit)
         grid = choose_grid(source.shape, source.chunks, blocks, workers, None, components)  # type: ignore[arg-type]
-        if cells is None:
-            return _dense(source, grid, kind, limit, allow_empty)
-        return _dense_with_weights(source, grid, kind, limit, allow_empty, cells)
+        return _dense(source, grid, kind, limit, allow_empty, cells)
     if source.unstored == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the input says that entries it does not store are missing '
@@ -254,12 +251,6 @@ def blocks_of(
     if cells is None:
         return sparse_data(source, load_options)
     return sparse_data(source, load_options, partial(Pairing, cells, source, load_options))
-
-
-def stores_all(V: Any) -> bool:
-    """Return whether an input is dense, so that it stores every entry."""
-    (V,) = as_urls((V,), None)
-    return not _source_of(V, ANYTHING, _store_at(V, ANYTHING)).is_sparse
 
 
 def checked_options(
@@ -293,10 +284,8 @@ def unread_source(
     """
     if isinstance(V, tuple):
         return Source(SourceInfo("shape"), matrix_shape(V), entries=entries)
-    store = _store_at(V, options)
-    source = _source_of(V, options, store)
-    as_it_is = store is not None and _serves(store, blocks, None, False)
-    if as_it_is or source.shape is None or not source.info.lazy:
+    source = open_source(V, options)
+    if _serves(source.store, blocks, None, False) or source.shape is None or not source.info.lazy:
         return None
     if not source.is_sparse:
         return source
@@ -362,57 +351,39 @@ def _dense(
     kind: FloatType,
     limit: int,
     allow_empty: bool,
-    weights: BlockedData | None = None,
-    weighing: Any = None,
+    cells: CellWeights | None = None,
 ) -> BlockedData:
+    """Return the blocks of a dense matrix, and the weights of its cells, which are read first."""
+    weights = weighing = None
+    if cells is not None:
+        opened = cells.open(source)
+        if opened.is_sparse or opened.read is None:
+            raise OptionError(
+                f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, "
+                f"got {type(cells.values).__name__}"
+            )
+        read = opened.read
+        weights = _dense(as_weights(opened, cells.rule, kind), grid, kind, limit, True)
+        weighing = cells.refuse(
+            source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
+        )
+        # Missing cells are marked in a copy, never in the caller's array.
+        source = replace(source, array=None) if weights.minimum == 0 else source
     storage, budget = _storage(source, grid, kind, limit), read_budget(limit)
     rest = storage, budget, allow_empty, weights, weighing
     return filled(storage, lambda: load(source, grid, kind, *rest), lambda: weights)
 
 
-def _dense_with_weights(
-    source: Source, grid: Grid, kind: FloatType, limit: int, allow_empty: bool, cells: CellWeights
-) -> BlockedData:
-    """Return the blocks of a dense matrix with weights of its cells, which are read first."""
-    source_of_weights = cells.open(source)
-    if source_of_weights.is_sparse or source_of_weights.read is None:
-        raise OptionError(
-            f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, got "
-            f"{type(cells.values).__name__}"
-        )
-    read = source_of_weights.read
-    weights = _dense(
-        as_weights(source_of_weights, cells.rule, kind), grid, kind, limit, allow_empty=True
-    )
-    weighing = cells.refuse(
-        source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
-    )
-    # Missing cells are marked in a copy, never in the caller's array.
-    source = replace(source, array=None) if weights.minimum == 0 else source
-    return _dense(source, grid, kind, limit, allow_empty, weights, weighing)
-
-
 def _serves(
-    store: BlockStore, blocks: int | Grid | None, unstored: str | None, balance: bool
+    store: BlockStore | None, blocks: int | Grid | None, unstored: str | None, balance: bool
 ) -> bool:
-    """Return whether the blocks of a store can be used unchanged."""
+    """Return whether there is a store whose blocks can be used unchanged."""
+    if store is None:
+        return False
     grid, layout = store.known.grid, store.known.layout
     fits = blocks is None or blocks in (grid, grid.blocks)
     ordered = not balance or layout.row_order is not None
     return fits and ordered and unstored in (None, layout.unstored)
-
-
-def _store_at(V: Any, options: ReadOptions) -> BlockStore | None:
-    """Return the blocked store at a path or URL; None if it is something else."""
-    V = as_url(V, options.storage_options)
-    if not is_blocked_store(V):
-        return None
-    refuse_columns(V, options)
-    return BlockStore(fspath(V))
-
-
-def _source_of(V: Any, options: ReadOptions, store: BlockStore | None) -> Source:
-    return open_input(V, options) if store is None else from_blocks(store.known, store.read)
 
 
 def _check_blocks(

@@ -190,18 +190,19 @@ def _cut(
     grid, layout = _layout(csr.shape, source, options, entries, counts)
     storage, provider = _storage(grid, options, entries), open_weights(grid, layout)
 
-    def fill() -> DataInfo:
-        decoder = Decoder(options.dtype, source.labels)
-        weighing = provider.weighing if provider else None
-        builder = StatisticsBuilder(grid, source.labels, layout, weighing)
+    decoder = Decoder(options.dtype, source.labels)
+
+    def views() -> Iterator[tuple[Block, SparseBlock]]:
         for block, cut in _cuts(csr, grid, layout):
-            locate = partial(cell_of, grid, layout, block, cut)
-            values = decoder.convert(cut.data, locate)
+            values = decoder.convert(cut.data, partial(cell_of, grid, layout, block, cut))
             shape = grid.block_shape(block)
             view = block_of(cut.indptr, cut.indices, values, shape, options.zeros)
-            view = provider.take(block, view) if provider else view
-            builder.scan(block, view)
-            storage.put(block, view)
+            yield block, provider.take(block, view) if provider else view
+
+    def fill() -> DataInfo:
+        weighing = provider.weighing if provider else None
+        builder = StatisticsBuilder(grid, source.labels, layout, weighing)
+        builder.scan_all(views(), storage.put)
         info = builder.finish(source.info, options.dtype, options.allow_empty)
         decoder.warn()
         return info
@@ -232,11 +233,6 @@ def _native(values: NDArray[Any]) -> NDArray[Any]:
 def _storage(grid: Grid, options: LoadOptions, entries: int) -> Storage:
     fits = sparse_bytes(grid, entries, options.dtype) <= options.limit
     return Storage(grid, options.unstored, file=None if fits else ArrayFile())
-
-
-def _typed(learnt: NDArray[Any], like: NDArray[Any] | None) -> NDArray[Any]:
-    """Return collected text labels in the dtype of the source."""
-    return learnt if like is None else learnt.astype(like.dtype)
 
 
 def _layout(
@@ -322,10 +318,8 @@ class SparseLoader:
             raise DataError(f"{source.where} has no entries; at least one is needed")
         self.labels = labels = source.labels
         if rows is not None:
-            rows = _typed(rows, labels.row_coords.get(labels.row_dim))
             self.labels = replace(self.labels, row_coords={labels.row_dim: rows})
         if cols is not None:
-            cols = _typed(cols, labels.col_coords.get(labels.col_dim))
             self.labels = replace(self.labels, col_coords={labels.col_dim: cols})
         counts = [row_counts, col_counts]
         self.grid, self.layout = _layout(size, source, options, self.entries, counts)

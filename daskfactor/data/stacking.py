@@ -20,9 +20,9 @@ from daskfactor.checks import nearly_same, warn
 from daskfactor.data.adapters import (
     Source,
     decoded,
+    from_matrix,
     from_xarray,
     is_pydata_sparse,
-    open_source,
 )
 from daskfactor.data.labels import NAMED, Labels, Stack, cf_attrs, free_name, storable
 from daskfactor.data.loading import read_budget, reading_errors
@@ -126,8 +126,8 @@ class Stacking:
             for side in sides
         ]
         if self.scratch is not None:
-            above, left = (np.diff(cuts).tolist() for cuts in self.scratch.cuts)
-            steps = (self.rows.bands(above), self.cols.bands(left))
+            above, left = self.scratch.bands
+            steps = (self.rows.bands(above.sizes), self.cols.bands(left.sizes))
         lazy = array.chunks is not None or not getattr(array.variable, "_in_memory", True)
         rows, cols = chunks
         return Source(
@@ -224,7 +224,7 @@ def open_array(array: Any, rows: Dims = None, columns: Dims = None) -> Source:
         data = array.transpose(*row_dims, *col_dims).data.reshape(
             tuple(side.size for side in sides)
         )
-        source = open_source(data)
+        source = from_matrix(data)
         info = replace(source.info, kind="xarray")
         return replace(source, info=info, labels=labels_of(array, *sides))
     return Stacking(array, sides[0], sides[1]).source()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.data.grid import Bands
 from daskfactor.data.storage import ArrayFile
 
 Box = tuple[slice, ...]
@@ -53,8 +54,8 @@ def boxes(
 class ScratchCopy:
     """Copy of an array that is written box by box, once, and read in slabs.
 
-    A slab is a part of the first dimension of the rows and of the first dimension of the columns,
-    and all of the other dimensions.
+    A slab is a band of the first dimension of the rows and a band of the first dimension of the
+    columns, and all of the other dimensions.
 
     Parameters
     ----------
@@ -82,78 +83,61 @@ class ScratchCopy:
         inner = math.prod(shape[1:split]) * math.prod(shape[split + 1 :])
         width = min(shape[split], max(1, entries // inner))
         height = min(shape[0], max(1, entries // (inner * width)))
-        self.cuts = tuple(
-            (*range(0, shape[axis], step), shape[axis])
+        self.bands = tuple(
+            Bands((*range(0, shape[axis], step), shape[axis]))
             for axis, step in ((0, height), (split, width))
         )
         size = math.prod(shape) * dtype.itemsize
         self._file = ArrayFile(budget=size) if in_memory else ArrayFile(reserve=size)
-        self._boxes: list[tuple[Box, Any]] = []
+        self._boxes: list[tuple[Box, Any, list[int]]] = []
         self._finalizer = weakref.finalize(self, self._file.close)
 
     def put(self, box: Box, values: NDArray[Any]) -> None:
-        """Store a box of the array, cut into the pieces that lie in different slabs."""
-        flat, start = np.empty(values.size, self._dtype), 0
-        for piece in self._pieces(box):
-            inside = tuple(
-                slice(p.start - b.start, p.stop - b.start) for p, b in zip(piece, box, strict=True)
-            )
-            part = values[inside]
-            flat[start : start + part.size] = part.reshape(-1)
-            start += part.size
-        self._boxes.append((box, self._file.put(flat)))
+        """Store a box of the array, slab by slab."""
+        sides = zip(self.bands, (box[0], box[self._split]), strict=True)
+        pieces = [
+            values[self._at(rows, cols)].reshape(-1)
+            for (_, _, rows), (_, _, cols) in itertools.product(*(b.overlaps(p) for b, p in sides))
+        ]
+        edges = [0, *itertools.accumulate(piece.size for piece in pieces)]
+        flat = np.concatenate(pieces, dtype=self._dtype)
+        self._boxes.append((box, self._file.put(flat), edges))
 
     def read(self, above: slice, left: slice) -> NDArray[Any]:
         """Return the array at some places of the first row and the first column dimension."""
-        region = [slice(0, size) for size in self._shape]
-        region[0], region[self._split] = above, left
-        values = np.empty([part.stop - part.start for part in region], self._dtype)
-        for box, stored in self._boxes:
-            if not all(map(_overlap, box, region)):
-                continue
-            start = 0
-            for piece in self._pieces(box):
-                size = math.prod(part.stop - part.start for part in piece)
-                if all(map(_overlap, piece, region)):
-                    flat = self._file.get(stored, slice(start, start + size))
-                    self._copy_overlap(values, region, piece, flat)
-                start += size
+        values = self._empty(above, left)
+        sides = zip(self.bands, (above, left), strict=True)
+        for row, col in itertools.product(*(bands.overlaps(part) for bands, part in sides)):
+            slab = self._slab(row[0], col[0])
+            values[self._at(row[2], col[2])] = slab[self._at(row[1], col[1])]
         return values
 
-    def _copy_overlap(
-        self, out: NDArray[Any], region: list[slice], piece: Box, values: NDArray[Any]
-    ) -> None:
-        """Copy the part of a piece that lies in a region into an array of that region."""
-        shape = [part.stop - part.start for part in piece]
-        overlap = [
-            slice(max(p.start, w.start), min(p.stop, w.stop))
-            for p, w in zip(piece, region, strict=True)
-        ]
-        source, target = (
-            tuple(
-                slice(b.start - o.start, b.stop - o.start)
-                for b, o in zip(overlap, origin, strict=True)
-            )
-            for origin in (piece, region)
-        )
-        out[target] = values.reshape(shape)[source]
+    def _slab(self, row: int, col: int) -> NDArray[Any]:
+        """Return the slab of two bands, put together from the boxes that overlap it."""
+        rows, cols = self.bands
+        slab = self._empty(rows.slice(row), cols.slice(col))
+        for box, stored, edges in self._boxes:
+            row_numbers = rows.numbers(box[0])
+            col_numbers = cols.numbers(box[self._split])
+            if row not in row_numbers or col not in col_numbers:
+                continue
+            number = row_numbers.index(row) * len(col_numbers) + col_numbers.index(col)
+            place = list(box)
+            place[0] = rows.overlap(row, box[0])[0]
+            place[self._split] = cols.overlap(col, box[self._split])[0]
+            part = slab[tuple(place)]
+            flat = self._file.get(stored, slice(*edges[number : number + 2]))
+            part[...] = flat.reshape(part.shape)
+        return slab
 
-    def _pieces(self, box: Box) -> Iterator[Box]:
-        """Yield the parts of a box that lie in different slabs."""
-        cut = [
-            [
-                slice(max(low, box[axis].start), min(high, box[axis].stop))
-                for low, high in itertools.pairwise(edges)
-                if low < box[axis].stop and high > box[axis].start
-            ]
-            for axis, edges in zip((0, self._split), self.cuts, strict=True)
-        ]
-        for first, second in itertools.product(*cut):
-            piece = list(box)
-            piece[0], piece[self._split] = first, second
-            yield tuple(piece)
+    def _empty(self, above: slice, left: slice) -> NDArray[Any]:
+        """Return a new array for some places of the two dimensions, and all of the others."""
+        shape = list(self._shape)
+        shape[0], shape[self._split] = above.stop - above.start, left.stop - left.start
+        return np.empty(shape, self._dtype)
 
-
-def _overlap(one: slice, other: slice) -> bool:
-    """Return whether two intervals overlap."""
-    return bool(one.start < other.stop and other.start < one.stop)
+    def _at(self, above: slice, left: slice) -> Box:
+        """Return the index of some places of the two dimensions, and all of the others."""
+        index = [slice(None)] * len(self._shape)
+        index[0], index[self._split] = above, left
+        return tuple(index)

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import warn
-from daskfactor.data.grid import Block, Grid, TensorGrid
+from daskfactor.data.grid import Block, BlockAddress, Grid
 from daskfactor.data.labels import NAMED, Labels
 from daskfactor.data.storage import FloatArray, FloatType, as_bytes
 from daskfactor.errors import DataError, DataWarning
-from daskfactor.kernels.views import AnyBlock, SparseBlock
+from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, TensorBlock
 from daskfactor.machine import available_memory
 
 NUMERIC = "biuf"
@@ -36,7 +36,8 @@ TILE_COUNTS = 2**21
 EACH, LARGE = 32, 2**28
 """Minimum bytes per row or column, and the total below which free memory is not checked."""
 
-Locate = Callable[[int], tuple[int, int]]
+Cell = tuple[int, ...]
+Locate = Callable[[int], Cell]
 """Function from the position of an entry among some values to its row and column."""
 
 
@@ -202,10 +203,11 @@ class Weighing(NamedTuple):
 
 
 class StatisticsBuilder:
-    """Statistics of a matrix, accumulated block by block in any order.
+    """Statistics of a matrix or a tensor, accumulated block by block.
 
     NaN is a missing entry; entries that sparse blocks do not store are observed zeros or missing,
-    as the layout says. Blocks have weights of cells if ``weighing`` is passed.
+    as the layout says. Blocks have weights of cells if ``weighing`` is passed. Blocks of a matrix
+    come in any order, those of a tensor in that of its grid.
     """
 
     def __init__(
@@ -215,15 +217,17 @@ class StatisticsBuilder:
         layout: Layout = DENSE,
         weighing: Weighing | None = None,
     ) -> None:
-        square, (height, width) = (grid.blocks, grid.blocks), grid.shape
+        square, (height, width) = (grid.blocks,) * len(grid.sides), grid.shape
         self._grid = grid
         self._labels = labels
         self._layout = layout
         self._stored = np.zeros(square, np.int64)
         self._observed = np.zeros(square, np.int64)
         self._checksums = np.zeros(square, np.uint32)
+        self._digest = hashlib.blake2b(digest_size=16)  # of a tensor
+        self._digest.update(repr((grid.sides, layout.unstored)).encode())
         self._totals = np.zeros(square)
-        self._rows, self._cols = np.zeros(height, np.int64), np.zeros(width, np.int64)
+        self._counts = [np.zeros(size, np.int64) for size in grid.sizes]
         self._low, self._high = math.nan, math.nan
         self._is_integer = True
         self._coded: dict[float | None, int] = {}
@@ -231,19 +235,28 @@ class StatisticsBuilder:
         sides = np.zeros(height), np.zeros(width)
         self._mass = WeightSums(np.zeros(square), *sides, *(np.zeros_like(side) for side in sides))
 
-    def scan(self, block: Block, view: AnyBlock) -> None:
+    def scan(self, block: BlockAddress, view: AnyBlock | TensorBlock) -> None:
         """Add one block."""
-        if isinstance(view, SparseBlock):
-            self._scan_sparse(block, view)
-        else:
+        if isinstance(view, BlockView):
             self._scan_dense(block, view.block, view.weights)
+        else:
+            self._scan_sparse(block, view)
+
+    def scan_all(
+        self, views: Iterable[tuple[Any, Any]], put: Callable[[Any, Any], None]
+    ) -> "StatisticsBuilder":
+        """Add blocks as they come, and pass each of them on to ``put``; return self."""
+        for block, view in views:
+            self.scan(block, view)
+            put(block, view)
+        return self
 
     def finish(self, source: SourceInfo, dtype: FloatType, allow_empty: bool = False) -> DataInfo:
         """Return the description of the matrix, after the last block."""
         statistics = Statistics(
             n_observed=self._observed,
-            row_observed=self._rows,
-            col_observed=self._cols,
+            row_observed=self._counts[0],
+            col_observed=np.concatenate(self._counts[1:]),
             total=math.fsum(self._totals.ravel()),
             minimum=self._low,
             maximum=self._high,
@@ -269,7 +282,9 @@ class StatisticsBuilder:
                 DataWarning,
             )
 
-    def _scan_dense(self, block: Block, values: FloatArray, weights: FloatArray | None) -> None:
+    def _scan_dense(
+        self, block: BlockAddress, values: FloatArray, weights: FloatArray | None
+    ) -> None:
         width = values.shape[1]
         height = max(1, TILE_ENTRIES // width)
         rows, cols = self._grid.slices(block)
@@ -284,8 +299,8 @@ class StatisticsBuilder:
                 tile[~observed] = np.nan
             checksum = zlib.crc32(tile.data, checksum)
             self._extend(tile, dense_cells(first, cols.start, width))
-            self._rows[first : first + tile.shape[0]] += observed.sum(1)
-            self._cols[cols] += observed.sum(0)
+            self._counts[0][first : first + tile.shape[0]] += observed.sum(1)
+            self._counts[1][cols] += observed.sum(0)
             if weights is not None:
                 q = np.where(observed, weights[start : start + height], 0).astype(np.float64)
                 self._weigh(block, dense_cells(first, cols.start, width), q)
@@ -303,35 +318,41 @@ class StatisticsBuilder:
         self._totals[block] = total
         self._stored[block] = values.size
 
-    def _scan_sparse(self, block: Block, view: SparseBlock) -> None:
-        values, stored = view.values, view.values.size
+    def _scan_sparse(self, block: BlockAddress, view: SparseBlock | TensorBlock) -> None:
+        values, stored, cells = view.values, view.values.size, math.prod(view.shape)
         is_missing = np.isnan(values)
         missing = int(np.count_nonzero(is_missing))
         self._stored[block] = stored
-        self._observed[block] = (view.m * view.n if view.zeros else stored) - missing
+        self._observed[block] = (cells if view.zeros else stored) - missing
         # Entries are sorted, and NaN and zero have one bit pattern each.
-        lengths = np.diff(view.indptr).astype(np.int64)
-        self._checksums[block] = crc32((lengths, view.indices, values))
+        if isinstance(view, TensorBlock):
+            for array in view.stored:
+                self._digest.update(as_bytes(np.ascontiguousarray(array)))
+        else:
+            lengths = np.diff(view.indptr).astype(np.int64)
+            self._checksums[block] = crc32((lengths, view.indices, values))
         self._count(block, view, is_missing if missing else None)
-        if view.weights is not None:
+        if isinstance(view, SparseBlock) and view.weights is not None:
             self._weigh_sparse(block, view)
-        if view.zeros and stored < view.m * view.n:
+        if view.zeros and stored < cells:
             self._low, self._high = float(np.fmin(self._low, 0)), float(np.fmax(self._high, 0))
         if missing == stored:
             return
         self._extend(values, partial(cell_of, self._grid, self._layout, block, view))
         observed = values[~is_missing] if missing else values
-        self._totals[block] = observed.sum(dtype=np.float64)
+        # A sum of single-precision values depends on where they are converted.
+        precise = observed.astype(np.float64) if isinstance(view, TensorBlock) else observed
+        self._totals[block] = precise.sum(dtype=np.float64)
         self._is_integer = self._is_integer and bool((observed == np.rint(observed)).all())
 
-    def _weigh(self, block: Block, locate: Locate, weights: FloatArray) -> None:
+    def _weigh(self, block: BlockAddress, locate: Locate, weights: FloatArray) -> None:
         """Add weights of observed cells to the sum of their block; refuse NaN."""
         total = float(weights.sum())
         if math.isnan(total) and self._weighing is not None:
             raise self._weighing.refuse(*locate(int(np.argmax(np.isnan(weights)))))
         self._mass.blocks[block] += total
 
-    def _weigh_sparse(self, block: Block, view: SparseBlock) -> None:
+    def _weigh_sparse(self, block: BlockAddress, view: SparseBlock) -> None:
         """Add up the weights of a block; zeros that it does not store have weight 1."""
         assert view.weights is not None
         rows, cols = self._grid.slices(block)
@@ -345,18 +366,29 @@ class StatisticsBuilder:
             of_rows[rows] += zeros * view.n + np.bincount(index, squared - zeros, view.m)
             of_cols[cols] += zeros * view.m + np.bincount(columns, squared - zeros, view.n)
 
-    def _count(self, block: Block, view: SparseBlock, is_missing: NDArray[np.bool_] | None) -> None:
-        rows, cols = self._grid.slices(block)
+    def _count(
+        self,
+        block: BlockAddress,
+        view: SparseBlock | TensorBlock,
+        is_missing: NDArray[np.bool_] | None,
+    ) -> None:
+        """Count the observed entries of a block along every axis."""
+        indices = indices_of(view)
+        counts = [
+            count[part] for count, part in zip(self._counts, self._grid.slices(block), strict=True)
+        ]
         if view.zeros:
-            self._rows[rows] += view.n
-            self._cols[cols] += view.m
+            for count in counts:
+                count += math.prod(view.shape) // count.size
         else:
-            self._rows[rows] += np.diff(view.indptr)
-            self._cols[cols] += np.bincount(view.indices, minlength=view.n)
+            counts[0] += np.diff(view.indptr)
+            for count, places in zip(counts[1:], indices, strict=True):
+                count += np.bincount(places, minlength=count.size)
         if is_missing is not None:
-            entry_rows = np.searchsorted(view.indptr, np.flatnonzero(is_missing), side="right") - 1
-            self._rows[rows] -= np.bincount(entry_rows, minlength=view.m)
-            self._cols[cols] -= np.bincount(view.indices[is_missing], minlength=view.n)
+            rows = np.searchsorted(view.indptr, np.flatnonzero(is_missing), side="right") - 1
+            others = [places[is_missing] for places in indices]
+            for count, places in zip(counts, (rows, *others), strict=True):
+                count -= np.bincount(places, minlength=count.size)
 
     def _extend(self, values: FloatArray, locate: Locate) -> None:
         """Update the extremes, and refuse infinite values."""
@@ -372,6 +404,9 @@ class StatisticsBuilder:
 
     def _fingerprint(self) -> str:
         rows, cols = self._grid.shape
+        if self._grid.is_tensor:
+            sizes = "x".join(map(str, self._grid.sizes))
+            return f"{sizes} {int(self._observed.sum())} {self._digest.hexdigest()}"
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((self._grid.rows.offsets, self._grid.cols.offsets)).encode())
         if self._layout.unstored:
@@ -390,11 +425,16 @@ def _by_block(unstored: Any) -> str:
     return ",".join(f"{row} {col} {meaning}" for (row, col), meaning in sorted(unstored.items()))
 
 
-def infinite(labels: Labels, cell: tuple[int, int], value: float) -> DataError:
+def cell_name(labels: Labels, cell: Cell) -> str:
+    """Return the name of a cell of a matrix or a tensor, for messages."""
+    return labels.cell(*cell) if len(cell) == 2 else str(cell)
+
+
+def infinite(labels: Labels, cell: Cell, value: float) -> DataError:
     """Return the error for an infinite entry."""
     return DataError(
-        f"the entry at {labels.cell(*cell)} is {value}; entries must be finite numbers, or NaN "
-        "where they are missing; correct it, or set it to NaN"
+        f"the entry at {cell_name(labels, cell)} is {value}; entries must be finite numbers, "
+        "or NaN where they are missing; correct it, or set it to NaN"
     )
 
 
@@ -402,14 +442,14 @@ def refuse_unobserved(info: DataInfo, allow_empty: bool) -> None:
     """Refuse a matrix without observations; also empty rows and columns, unless allowed."""
     labels, statistics, (_, *orders) = info.labels, info.statistics, info.layout
     if not statistics.n_observed.any():
-        shape = " x ".join(str(side.size) for side in info.grid.sides)
+        shape = " x ".join(map(str, info.grid.sizes))
         raise DataError(
             f"all {shape} entries are missing (NaN, masked or not stored); "
             "pass a matrix with at least one observed entry in every row and column"
         )
     counted = statistics.row_observed, statistics.col_observed
     names = ("row", labels.row), ("column", labels.column)
-    function = "as_tensor" if isinstance(info.grid, TensorGrid) else "as_blocks"
+    function = "as_tensor" if info.grid.is_tensor else "as_blocks"
     advice = f", or pass {function}(V, allow_empty=True) to leave them to the prior"
     advice *= info.source.kind != "coupled"
     for counts, order, (side, name) in zip(counted, orders, names, strict=True):
@@ -436,11 +476,23 @@ def dense_cells(row0: int, col0: int, width: int) -> Locate:
     return lambda position: (row0 + position // width, col0 + position % width)
 
 
-def cell_of(grid: Grid, layout: Layout, block: Block, view: Any, position: int) -> tuple[int, int]:
-    """Return the caller's row and column of a stored entry of a block."""
+def cell_of(grid: Grid, layout: Layout, block: BlockAddress, view: Any, position: int) -> Cell:
+    """Return the caller's cell of a stored entry of a block."""
     row = int(np.searchsorted(view.indptr, position, side="right")) - 1
-    rows, cols = grid.slices(block)
-    return layout.callers(rows.start + row, cols.start + int(view.indices[position]))
+    places = (row, *(int(index[position]) for index in indices_of(view)))
+    cell = [part.start + place for part, place in zip(grid.slices(block), places, strict=True)]
+    if not grid.is_tensor:
+        return layout.callers(*cell)
+    # The columns of a tensor are its further axes, one after another.
+    starts = grid.starts[:-1]
+    others = [start + place for start, place in zip(starts, cell[1:], strict=True)]
+    first, columns = layout.callers(cell[0], np.array(others))
+    return int(first), *(columns - starts).tolist()
+
+
+def indices_of(view: SparseBlock | TensorBlock) -> tuple[NDArray[Any], ...]:
+    """Return the places of the stored entries along every axis but the first."""
+    return view.indices if isinstance(view.indices, tuple) else (view.indices,)
 
 
 def stored_cells(view: SparseBlock) -> tuple[NDArray[Any], NDArray[Any]]:

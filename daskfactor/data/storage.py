@@ -296,7 +296,7 @@ class Storage:
         elsewhere = "in a scratch file" if load is None else "in a store"
         self.place = "in memory" if self.in_memory else elsewhere
         self.extents: dict[BlockAddress, list[Extent]] = {}
-        self._cached: dict[BlockAddress, AnyBlock] = {}
+        self._cached: dict[BlockAddress, Any] = {}
         self._file = file or ArrayFile(budget=budget)
         self._room, self._loading = True, threading.Lock()
         self._grid = grid
@@ -304,7 +304,7 @@ class Storage:
 
     def view(self, *bands: int) -> AnyBlock:
         """Return one block; one from a file is overwritten by the thread's next call."""
-        cached = self._cached.get(bands)
+        cached: AnyBlock | None = self._cached.get(bands)
         if cached is not None:
             return cached
         block: Any = block_at(*bands)
@@ -325,7 +325,7 @@ class Storage:
         """Free the memory of this thread's latest view, which becomes invalid."""
         self._file.forget()
 
-    def put(self, block: Block, view: AnyBlock) -> None:
+    def put(self, block: BlockAddress, view: AnyBlock | TensorBlock) -> None:
         """Store one finished block."""
         arrays = view.stored
         if self._file.fits(sum(array.nbytes for array in arrays)):

@@ -39,13 +39,12 @@ zarr's crc32c. Stores of version 0.1.0 have neither that nor ``arrays`` nor ``ch
 
 import contextlib
 import json
-import re
 import uuid
+import warnings
 import zlib
-from collections.abc import Iterator, Mapping
-from os import PathLike, fspath
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -53,26 +52,16 @@ from numpy.typing import DTypeLike, NDArray
 from daskfactor.checks import one_of
 from daskfactor.data.coo import text_array
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.icechunks import MAX_PARENTS, is_repository
 from daskfactor.data.labels import Labels
+from daskfactor.data.places import FORMAT, Place, find_place, kind_of
 from daskfactor.data.statistics import DataInfo, Layout, SourceInfo, Statistics, crc32
 from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
 from daskfactor.machine import available_memory
-from daskfactor.publish import Publication, restore
-from daskfactor.urls import (
-    absolute,
-    error_summary,
-    file_system,
-    fsspec_args,
-    is_url,
-    safe_cause,
-    sibling,
-    url_errors,
-)
+from daskfactor.publish import Publication
+from daskfactor.urls import Location, error_summary, is_url, safe_cause, url_errors
 
-FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1
 ENTRY, START, STORED, CHECKSUM = range(4)
 """Fields of the block table."""
@@ -81,7 +70,6 @@ NUMBERS = ("total", "minimum", "maximum", "is_integer", "fingerprint")
 """Fields of `Statistics` that are not arrays."""
 
 NODE = "zarr.json"
-DOCUMENTS = (NODE, ".zgroup", ".zarray")
 
 SIDES = ("row", "column")
 COMPRESSIONS = {"lz4": 5, "zstd": 3, "none": 0}
@@ -93,9 +81,6 @@ CHUNK_COST = 2**16
 MIN_CHUNK = 1024
 READ_COPIES = 3
 """Copies of a block while it is read: in chunks, assembled and in another dtype."""
-
-Kind = Literal["blocks", "run", "array", "group", "anndata"]
-"""Kinds of zarr directories: a blocked store, a run store, or one of other software."""
 
 
 class BlockStore:
@@ -112,8 +97,8 @@ class BlockStore:
     """
 
     def __init__(self, location: str) -> None:
-        self._group = _open_group(absolute(location))
-        self.location: str = self._group.store.location
+        self.location = Location.of(location)
+        self._group = _open_group(self.location)
         attributes = dict(self._group.attrs)
         _check_attributes(self.location, attributes)
         self._listed: dict[str, Any] | None = attributes.get("arrays")
@@ -202,17 +187,25 @@ class BlockStore:
         return array
 
     def _array(self, name: str) -> NDArray[Any]:
-        return np.asarray(self._lazy_array(name))
+        values = np.asarray(self._unread_array(name)[...])
+        self._check_contents(name, [values])
+        return values
 
     def _lazy_array(self, name: str) -> Any:
         """Return an array that is read on demand; its checksum is verified chunk by chunk."""
+        lazy = LazyArray(self._unread_array(name))
+        self._check_contents(name, lazy.pieces())
+        return lazy
+
+    def _unread_array(self, name: str) -> Any:
         array = self._stream(name)
         if array.nbytes > available_memory() // 2:
             raise ValueError(f"{name} has {array.nbytes} bytes, more than fit into memory")
-        lazy = LazyArray(array)
-        if self._listed is not None and self._listed[name][2] != crc32(lazy.pieces()):
+        return array
+
+    def _check_contents(self, name: str, pieces: Iterable[NDArray[Any]]) -> None:
+        if self._listed is not None and self._listed[name][2] != crc32(pieces):
             raise ValueError(f"{name} has other contents than when it was written")
-        return lazy
 
     def _coordinates(self, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
         """Return the coordinates of one side, by name."""
@@ -269,8 +262,8 @@ class StoreWriter:
 
     def __init__(self, location: str, compression: str = "lz4", overwrite: bool = False) -> None:
         one_of("compression", compression, [*COMPRESSIONS])
-        self.location = absolute(location)
-        self._files, self._place = file_system(self.location)
+        self.location = Location(location)
+        self._files, self._place = self.location.file_system()
         self._compression = compression
         self._overwrite = overwrite
         self._replaced = self._check_place()
@@ -279,10 +272,10 @@ class StoreWriter:
         if not is_url(self.location):
             Path(self.location).parent.mkdir(parents=True, exist_ok=True)
             self._publication = Publication(self.location)
-            self._target = str(self._publication.draft)
+            self._target = Location(self._publication.draft)
         elif self._replaced is not None:
-            draft = f"{self.location.rstrip('/')}.{uuid.uuid4().hex}.partial"
-            self._target = sibling(draft, self.location)
+            draft = f"{self.location.url.rstrip('/')}.{uuid.uuid4().hex}.partial"
+            self._target = self.location.sibling(draft)
         self._group: Any = None
         self._arrays: dict[str, list[Any]] = {}
 
@@ -310,8 +303,8 @@ class StoreWriter:
         import zarr
 
         self._claim()
-        url, options = fsspec_args(self._target)
-        self._group = zarr.open_group(url, mode="r+", storage_options=options or None)
+        options = self._target.options or None
+        self._group = zarr.open_group(self._target.url, mode="r+", storage_options=options)
         rows = np.repeat(np.array(grid.rows.sizes) + 1, grid.blocks)
         entries, square = counts.ravel(), (grid.blocks, grid.blocks)
         starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
@@ -345,6 +338,8 @@ class StoreWriter:
 
     def finish(self, info: DataInfo) -> None:
         """Write the description of the data, and make the store visible."""
+        import zarr
+
         grid, labels, statistics, _, dtype, layout = info
         small = {
             "block_table": self._table,
@@ -377,6 +372,8 @@ class StoreWriter:
             "complete": True,
         }
         all_attributes = dict(self._group.attrs) | attributes
+        with warnings.catch_warnings(action="ignore"):  # not all readers of zarr know of this
+            self._group = zarr.consolidate_metadata(self._group.store)
         self._group.attrs.update(attributes | {"checksum": attributes_checksum(all_attributes)})
         if self._target != self.location:
             self._publish()
@@ -385,7 +382,7 @@ class StoreWriter:
         """Remove the files written so far, if possible."""
         if self._group is not None:
             with contextlib.suppress(Exception):
-                files, place = file_system(self._target)
+                files, place = self._target.file_system()
                 files.rm(place, recursive=True)
 
     def nbytes(self) -> int:
@@ -396,7 +393,7 @@ class StoreWriter:
         """Create the empty root group by a write that fails if one exists."""
         attributes = {"format": FORMAT, "format_version": FORMAT_VERSION}
         root = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-        files, place = file_system(self._target)
+        files, place = self._target.file_system()
         file, text = f"{place}/{NODE}", json.dumps(root).encode()
         if self._publication is not None:
             files.makedirs(place)
@@ -414,7 +411,7 @@ class StoreWriter:
         with url_errors(self.location):
             if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
                 return None
-        if not is_blocked_store(self.location):
+        if kind_of(Location(self.location)) != "blocks":
             raise StoreError(
                 f"{self.location} exists and is not a blocked store, so it is left alone; "
                 "pass another name, or remove it yourself"
@@ -492,7 +489,7 @@ class StoreWriter:
                 f"{self.location} was written by another process meanwhile; convert again"
             )
         # An object store cannot rename: the finished draft is copied, its root last.
-        files, new = file_system(self._target)
+        files, new = self._target.file_system()
         root, place = new + f"/{NODE}", self._place
         try:
             with url_errors(self.location):
@@ -507,70 +504,6 @@ class StoreWriter:
             raise StoreError(
                 f"{error}; the new store is whole at {self._target}: pass that instead, or copy it"
             ) from error.__cause__
-
-
-_FILE: Final = re.compile(
-    r"\.(csv|tsv|txt|dat|parquet|pq|mtx|npz|npy|nc|h5|h5ad)(\.(gz|bz2|zst))?$", re.IGNORECASE
-)
-"""Endings of files, which are never zarr directories."""
-
-
-def zarr_kind(location: str) -> Kind | None:
-    """Return the kind of a zarr directory by its contents; None if it is not zarr.
-
-    A run store is a group that `sample` made. A damaged or unfinished blocked store counts as one;
-    opening it raises the specific error.
-    """
-    import zarr
-
-    from daskfactor.data.safe_zarr import open_zarr
-
-    location = absolute(location)
-    if not is_url(location):
-        restore(location)
-    elif _FILE.search(location):  # saves requests to the server
-        return None
-    table = not is_url(location) and (Path(location) / "block_table").is_dir()
-    if not is_url(location) and not _may_be_zarr(Path(location)):
-        return "blocks" if table else None
-    try:
-        node = open_zarr(location)
-    except DaskfactorError as error:
-        if is_url(location) and not isinstance(error, StoreFormatError):
-            raise  # it is out of reach, so its kind is unknown
-        return "blocks" if table else None
-    except Exception:  # noqa: BLE001 - not a zarr that can be opened
-        return "blocks" if table else None
-    if isinstance(node, zarr.Array):
-        return "array"
-    if table or node.attrs.get("format") == FORMAT:
-        return "blocks"
-    if node.attrs.get("encoding-type") == "anndata" or _is_old_annotated(node):
-        return "anndata"
-    return "run" if node.attrs.get("inference_library") == "daskfactor" else "group"
-
-
-def _is_old_annotated(group: Any) -> bool:
-    """Return whether anndata before 0.8 wrote a group: X and two tables, without a marker."""
-    import zarr
-
-    if not all(name in group for name in ("X", "obs", "var")):
-        return False
-    tables = group["obs"], group["var"]
-    return all(isinstance(table, zarr.Group) or table.dtype.names is not None for table in tables)
-
-
-def _may_be_zarr(place: Path) -> bool:
-    """Return whether a folder has a zarr document, or lies in an Icechunk repository."""
-    if any((place / name).is_file() for name in DOCUMENTS):
-        return True
-    above = [place, *place.parents][: MAX_PARENTS + 1]
-    return any(is_repository(str(one)) for one in above)
-
-
-def is_blocked_store(location: Any) -> bool:
-    """Return whether a location is the path or URL of a blocked sparse store, finished or not."""
-    return isinstance(location, str | PathLike) and zarr_kind(fspath(location)) == "blocks"
 
 
 def attributes_checksum(attributes: dict[str, Any]) -> int:
@@ -591,32 +524,26 @@ def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
     return text_array([raw[a:b].decode() for a, b in zip(starts, ends, strict=True)])
 
 
-def _open_group(location: str) -> Any:
-    import zarr
-
-    from daskfactor.data.safe_zarr import open_zarr
-
-    try:
-        if not is_url(location):
-            restore(location)
-        node = open_zarr(location)
-        if isinstance(node, zarr.Array):
-            raise ValueError("it is an array")
-    except DaskfactorError:
-        raise
-    except Exception as error:
-        if is_blocked_store(location):
-            raise _unreadable(location, ValueError(str(error))) from error
-        raise StoreError(
-            f"no store can be opened at {location} ({error_summary(error, location)}); give the "
-            "path or URL of a store that daskfactor convert made"
-        ) from safe_cause(error, location)
-    return node
+def _open_group(location: Location) -> Any:
+    place = find_place(location)
+    if place.kind == "array":
+        place = Place("array", error=ValueError("it is an array"))
+    if place.node is not None:
+        return place.node
+    error = place.error or FileNotFoundError("there is no zarr group")
+    if isinstance(error, DaskfactorError):
+        raise error
+    if place.kind == "blocks":
+        raise _unreadable(location, ValueError(str(error))) from error
+    raise StoreError(
+        f"no store can be opened at {location} ({error_summary(error, location)}); give the "
+        "path or URL of a store that daskfactor convert made"
+    ) from safe_cause(error, location)
 
 
-def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
+def _check_attributes(location: Location, attributes: dict[str, Any]) -> None:
     if attributes.get("format") != FORMAT:
-        if is_blocked_store(location):
+        if find_place(location).kind == "blocks":
             raise _unreadable(location, ValueError("its attributes are not those of a store"))
         raise StoreFormatError(
             f"{location} is a zarr group, but not a blocked sparse store; give a store that "

@@ -8,16 +8,17 @@ the matrix.
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
+from daskfactor.data.columns import keys_of, values_of, without_keys
 from daskfactor.data.coo import PIECE, Keys, Piece
 from daskfactor.data.dialects import (
     MISSING,
@@ -36,15 +37,9 @@ from daskfactor.data.dialects import (
     unreadable,
 )
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
+from daskfactor.data.places import parquet_files
 from daskfactor.data.statistics import SourceInfo
 from daskfactor.errors import DataError, DataWarning, OptionError
-from daskfactor.urls import (
-    file_system,
-    is_url,
-    path_or_file,
-    sibling,
-    url_errors,
-)
 
 Column = str | int
 
@@ -113,28 +108,25 @@ def open_parquet(location: str, options: ReadOptions) -> Source:
 
     paths = parquet_files(location)
     try:
-        with pq.ParquetFile(path_or_file(paths[0])) as file:
+        with pq.ParquetFile(paths[0].path_or_file()) as file:
             schema = file.schema_arrow
-        entries = sum(pq.read_metadata(path_or_file(path)).num_rows for path in paths)
+        entries = sum(pq.read_metadata(path.path_or_file()).num_rows for path in paths)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
     names = chosen_columns(location, schema.names, options)
-    _check_types(pa, location, names, schema)
     texts = [name for name in names[:2] if _is_text(pa, schema.field(name).type)]
 
     def pieces(add: bool) -> Iterator[Piece]:
         for path in paths:
             try:
-                with pq.ParquetFile(path_or_file(path), read_dictionary=texts) as file:
+                with pq.ParquetFile(path.path_or_file(), read_dictionary=texts) as file:
                     for batch in file.iter_batches(PIECE, columns=names):
                         yield _piece(location, batch, names)
             except (pa.ArrowException, KeyError) as error:
                 raise unreadable(path, error) from error
 
     info = SourceInfo("parquet", location, lazy=True)
-    dims = usable_dims(*names[:2])
-    rows, cols = (_times(pa, *one) for one in zip(dims, map(schema.field, names[:2]), strict=True))
-    labels = Labels(*dims, rows, cols)
+    labels = Labels(*usable_dims(*names[:2]))
     return Source(info, labels=labels, pieces=pieces, entries=entries, merges=True)
 
 
@@ -213,7 +205,7 @@ def inspect_parquet(location: str, options: ReadOptions) -> TableColumns:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path_or_file(parquet_files(location)[0])) as file:
+        with pq.ParquetFile(parquet_files(location)[0].path_or_file()) as file:
             schema, batch = file.schema_arrow, None
             if len(schema.names) == UNCLEAR_WIDTH + 1:
                 batch = next(file.iter_batches(PIECE, columns=schema.names[:1]), None)
@@ -366,47 +358,6 @@ def read_table(location: str | PathLike[str]) -> Any:
     return xr.DataArray(values, dims=(row_dim, col_dim), coords=names) if names else values
 
 
-def parquet_files(location: str) -> list[str]:
-    """Return the file itself, or the Parquet files of a folder; hidden files are skipped."""
-    system, path = file_system(location)
-    with url_errors(location):
-        if not system.exists(path):
-            raise DataError(f"{location} does not exist")
-        if not system.isdir(path):
-            return [location]
-        everything = sorted(system.find(path)) if has_parquet(system, path) else []
-    files = list(filter(_is_parquet, everything))
-    if not files:
-        raise DataError(
-            f"there is no .parquet file in {location} or in folders such as year=2026 in it; pass "
-            "the folder that has the files"
-        )
-    if not is_url(location):
-        return files
-    return [sibling(system.unstrip_protocol(name), location) for name in files]
-
-
-def has_parquet(system: Any, folder: str) -> bool:
-    """Return whether a folder, or a ``key=value`` folder in it, holds Parquet files.
-
-    Other folders are not searched: the folder may be the root of a file system.
-    """
-    try:
-        entries = {item["name"]: item["type"] for item in system.ls(folder, detail=True)}
-    except OSError:
-        return False
-    parts = [name for name, kind in entries.items() if kind == "directory" and "=" in _last(name)]
-    return any(map(_is_parquet, entries)) or any(has_parquet(system, part) for part in parts)
-
-
-def _is_parquet(name: str) -> bool:
-    return name.endswith((".parquet", ".pq")) and not _last(name).startswith(("_", "."))
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2]
-
-
 def _has_header(first: list[str], options: ReadOptions) -> bool:
     """Return whether the first line holds names: a number is missing where one belongs."""
     if options.header is not None:
@@ -487,54 +438,10 @@ def _listing(all_names: Sequence[str]) -> str:
     return f"the columns {listing}{more}" if len(all_names) > 1 else f"the single column {listing}"
 
 
-def _check_types(pa: Any, location: str, names: list[str], schema: Any) -> None:
-    kinds = [schema.field(name).type for name in names]
-    for name, kind in zip(names[:2], kinds, strict=False):
-        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
-            raise DataError(
-                f"column {name!r} of {location} holds {kind}; keys must be whole numbers or "
-                "texts; convert it, or choose others with rows and columns"
-            )
-    for name, kind in zip(names[2:], kinds[2:], strict=True):
-        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        if not (numeric or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
-            raise DataError(
-                f"column {name!r} of {location} holds {kind}; values must be numbers; choose "
-                f"another with values, or values=False to count lines; it has "
-                f"{_listing(schema.names)}"
-            )
-
-
-def _times(pa: Any, dim: str, column: Any) -> dict[str, NDArray[Any]]:
-    """Return an empty coordinate of the label dtype for a date or time column, else none."""
-    kind = column.type
-    unit = "s" if pa.types.is_date(kind) else getattr(kind, "unit", "")
-    timed = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
-    return {dim: np.empty(0, f"M8[{unit}]")} if timed else {}
-
-
 def _is_text(pa: Any, kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         return _is_text(pa, kind.value_type)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _piece(
-    location: str,
-    batch: Any,
-    names: list[str],
-    written: dict[str, str] | None = None,
-) -> Piece:
-    """Return the entries of a batch; ``written`` collects key types of a text file by column."""
-    rows, cols = (
-        _keys(location, name, batch.column(name))
-        if written is None
-        else _written_keys(location, name, batch.column(name), written)
-        for name in names[:2]
-    )
-    if len(names) == 2:
-        return Piece(rows, cols, np.ones(batch.num_rows, np.float32))
-    return Piece(rows, cols, _values(batch.column(names[2])))
 
 
 def _written_keys(location: str, name: str, array: Any, written: dict[str, str]) -> Keys:
@@ -548,78 +455,64 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = array.dictionary
-    if written.get(name) != "text":
-        trimmed = pc.utf8_trim_whitespace(texts)
-        is_integer = pc.match_substring_regex(trimmed, r"^(0|-?[1-9][0-9]{0,18})$")
-        nothing = pc.is_in(trimmed, pa.array(MISSING))
-        if pc.all(pc.or_(is_integer, nothing), min_count=0).as_py():
-            if pc.any(nothing, min_count=0).as_py():
-                count = int(nothing.to_numpy(zero_copy_only=False)[array.indices.to_numpy()].sum())
-                raise _without_key(location, name, count)
-            numbers = _as_integers(trimmed)
-            if numbers is not None:
-                written[name] = "number"
-                keys: Keys = numbers[array.indices.to_numpy()]
-                return keys
-        if written.get(name) == "number":
-            others = texts.filter(pc.invert(pc.or_(is_integer, nothing))).to_pylist()
-            text = others[0] if others else max(texts.to_pylist(), key=len)
-            raise DataError(
-                f"the key column {name!r} of {location} begins with whole numbers and has the text "
-                f"{text!r} later; read it as texts: pass what pandas.read_csv({location!r}, "
-                f"dtype={{{name!r}: str}}) gives"
-            )
-        written[name] = "text"
-    empty = pc.equal(texts, "").to_numpy(zero_copy_only=False)[array.indices.to_numpy()]
-    if empty.any():
-        raise _without_key(location, name, int(empty.sum()))
+    codes, texts = array.indices.to_numpy(), array.dictionary
+    trimmed = pc.utf8_trim_whitespace(texts)
+    is_integer = np.asarray(pc.match_substring_regex(trimmed, r"^(0|-?[1-9][0-9]{0,18})$"))
+    is_missing = np.asarray(pc.is_in(trimmed, pa.array(MISSING)))
+    kind, others = written.get(name), np.flatnonzero(~(is_integer | is_missing))
+    if kind != "text" and not others.size:
+        if is_missing.any():
+            raise without_keys(location, name, int(is_missing[codes].sum()))
+        with suppress(pa.ArrowInvalid):  # too large
+            numbers = np.asarray(pc.cast(trimmed, pa.int64()))
+            written[name] = "number"
+            keys: Keys = numbers[codes]
+            return keys
+    if kind == "number":
+        text = texts[others[0]].as_py() if others.size else max(texts.to_pylist(), key=len)
+        raise DataError(
+            f"the key column {name!r} of {location} begins with whole numbers and has the text "
+            f"{text!r} later; read it as texts: pass what pandas.read_csv({location!r}, "
+            f"dtype={{{name!r}: str}}) gives"
+        )
+    written[name] = "text"
+    if (is_empty := np.asarray(pc.equal(texts, ""))[codes]).any():
+        raise without_keys(location, name, int(is_empty.sum()))
     return _keys(location, name, array)
 
 
-def _as_integers(texts: Any) -> NDArray[np.int64] | None:
-    """Return texts of digits as numbers; None if they are too large."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    try:
-        return np.asarray(pc.cast(texts, pa.int64()))
-    except pa.ArrowInvalid:
-        return None
-
-
-def _without_key(location: str, name: str, count: int) -> DataError:
-    return DataError(
-        f"{count} lines of {location} have nothing in the key column {name!r}; remove them, or "
-        "fill it in"
+def _piece(
+    location: str, batch: Any, names: list[str], written: dict[str, str] | None = None
+) -> Piece:
+    """Return the entries of a batch; ``written`` collects key types of a text file by column."""
+    rows, cols = (
+        _keys(location, name, batch.column(name))
+        if written is None
+        else _written_keys(location, name, batch.column(name), written)
+        for name in names[:2]
     )
+    if len(names) == 2:
+        return Piece(rows, cols, np.ones(batch.num_rows, np.float32))
+    values = batch.column(names[2])
+    import pyarrow as pa
+
+    if pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64())
+    return Piece(rows, cols, values_of(location, names[2], values.to_pandas()))
 
 
 def _keys(location: str, name: str, array: Any) -> Keys:
+    """Return the keys in a column of Arrow; types that pandas lacks become texts."""
     import pandas as pd
     import pyarrow as pa
 
+    kind, types = array.type, pa.types
     if array.null_count:
-        raise _without_key(location, name, array.null_count)
-    if pa.types.is_integer(array.type):
-        numbers = array.to_numpy()
-        if numbers.dtype == np.uint64 and numbers.size and numbers.max() >= 2**63:
-            raise DataError(
-                f"the key column {name!r} of {location} has numbers above 2**63; convert it to text"
-            )
-        return np.asarray(numbers, np.int64)
-    if not pa.types.is_dictionary(array.type):
-        array = (array if _is_text(pa, array.type) else array.cast(pa.string())).dictionary_encode()
+        raise without_keys(location, name, array.null_count)
+    timed = types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None)
+    if timed or types.is_integer(kind) or types.is_floating(kind) or types.is_nested(kind):
+        return keys_of(location, name, array.to_pandas(date_as_object=False))
+    if not types.is_dictionary(kind):
+        array = array.cast(pa.string()).dictionary_encode()
     names = pd.Index(array.dictionary.cast(pa.string()).to_pylist(), dtype=object)
     return pd.Categorical.from_codes(array.indices.to_numpy(), names)
-
-
-def _values(array: Any) -> NDArray[Any]:
-    """Return the values of a column, NaN where empty."""
-    import pyarrow as pa
-
-    plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
-    if array.null_count or not plain:
-        array = array.cast(pa.float64())
-    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values.astype(np.float32) if values.dtype == np.float16 else values

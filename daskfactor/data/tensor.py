@@ -8,65 +8,36 @@ Results hold two factors, W of the first axis and H of all other axes, one after
 here with a number for each row or column has this form, too: counts, labels, orders.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import decoded, decoder, unstored_of_fill, zarr_array
-from daskfactor.data.blocks import BlockedData
-from daskfactor.data.coupled import SIDES, JointLabels, stacked_labels
-from daskfactor.data.grid import (
-    STORED_ENTRY,
-    WORTHWHILE_BLOCK,
-    Bands,
-    TensorGrid,
-    balanced_order,
-    checked_blocks,
-    inverse,
-)
-from daskfactor.data.labels import RESERVED, Labels
-from daskfactor.data.long_tables import is_frame
+from daskfactor.data.blocks import BlockedData, filled
+from daskfactor.data.entries import Entries, entries_of
+from daskfactor.data.grid import Bands, Grid, balanced_order, choose_grid, inverse
+from daskfactor.data.labels import RESERVED, SIDES, JointLabels, Labels, stacked_labels
+from daskfactor.data.loading import Decoder
 from daskfactor.data.sources import checked_options
 from daskfactor.data.statistics import (
     DataInfo,
     Layout,
     SourceInfo,
-    Statistics,
+    StatisticsBuilder,
     check_dtype,
-    refuse_unobserved,
 )
-from daskfactor.data.storage import Storage, as_bytes
+from daskfactor.data.storage import Storage
 from daskfactor.errors import DataError, OptionError
 from daskfactor.kernels.views import TensorBlock, index_type, pointer_type
 from daskfactor.machine import memory_budget
 from daskfactor.random import MAX_FACTORS
 
 Index = NDArray[np.int64]
-MAX_BLOCK = 2**23
-"""Entries of a block above which more bands pay off."""
-USUAL_BANDS, MAX_BANDS = 4, 16
 UNEVEN = 1.5
 """Largest block over the mean, above which indices are permuted to balance blocks."""
-NAMES = "axis_{}"
-"""Default names of axes."""
-
-
-class Entries(NamedTuple):
-    """Stored entries of an array: positions along each axis, values, and labels."""
-
-    shape: tuple[int, ...]
-    places: list[Index]
-    values: NDArray[Any]
-    unstored: str
-    names: tuple[str, ...]
-    labels: Mapping[str, NDArray[Any]] = {}
-    kind: str = "numpy"
 
 
 class TensorData(BlockedData):
@@ -86,7 +57,7 @@ class TensorData(BlockedData):
     @cached_property
     def placed(self) -> dict[str, Any]:
         """Return the position of each factor and its bands, as results keep them."""
-        axes, starts = self.grid.sides, (0, *self.grid.starts)  # type: ignore[attr-defined]
+        axes, starts = self.grid.sides, (0, *self.grid.starts)
         return {
             "relations": [],
             "offsets": [list(side.offsets) for side in axes],
@@ -109,7 +80,7 @@ class TensorData(BlockedData):
 
     def describe(self) -> str:
         """Return one line for logs: shape, stored entries, grid, type and place."""
-        sizes = " x ".join(str(side.size) for side in self.grid.sides)
+        sizes = " x ".join(map(str, self.grid.sizes))
         stored = int(self.n_stored.sum())
         return (
             f"{sizes} tensor, {stored} entries stored (others {self.unstored}), "
@@ -119,7 +90,7 @@ class TensorData(BlockedData):
 
 def as_tensor(
     V: Any,
-    blocks: int | TensorGrid | None = None,
+    blocks: int | Grid | None = None,
     *,
     dtype: Any = "float32",
     memory_limit: int | str | None = None,
@@ -176,108 +147,25 @@ def as_tensor(
             raise DataError("these are blocks of a matrix; a CP model takes three or more axes")
         return V
     entries = _check_tensor(entries_of(V, unstored), names)
-    entries = entries._replace(values=entries.values.astype(kind, copy=False))
-    grid = _grid(entries, blocks)
+    labels = _labels(entries)
+    decoder = Decoder(kind, labels)
+    entries = entries._replace(values=decoder.convert(entries.values, entries.cell))
+    decoder.warn()
+    grid = choose_grid(entries.shape, None, blocks, None, entries.values.size)
     orders = _orders(entries, grid)
     positions = [inverse(order) for order in orders] if orders else None
-    limit = memory_budget(memory_limit)
-    size = entries.values.size * (kind.itemsize + 4 * (len(grid.axes) - 1))
-    storage = Storage(grid, entries.unstored, nbytes=size, budget=limit)
-    try:
-        builder = _Builder(entries, grid)
-        for block, view in _cut(entries, grid, positions):
-            storage.put(block, view)  # type: ignore[arg-type]
-            builder.scan(block, view)
-        info = builder.finish(_stacked_orders(orders, grid), kind)
-        refuse_unobserved(info, allow_empty)
-        data = TensorData(info, storage)
-    except BaseException:
-        storage.close()
-        raise
+    layout = Layout(entries.unstored, *_stacked_orders(orders, grid))
+    size = entries.values.size * (kind.itemsize + 4 * (len(grid.sides) - 1))
+    storage = Storage(grid, entries.unstored, nbytes=size, budget=memory_budget(memory_limit))
+
+    def fill() -> DataInfo:
+        builder = StatisticsBuilder(grid, labels, layout)
+        builder.scan_all(_cut(entries, grid, positions), storage.put)
+        return builder.finish(SourceInfo("tensor"), kind, allow_empty)
+
+    data = filled(storage, fill, make=TensorData)
     data.names, data.labels_of = entries.names, entries.labels
     return data
-
-
-# -- reading --------------------------------------------------------------------------------
-
-
-def entries_of(V: Any, unstored: str | None) -> Entries:
-    """Return the stored entries of an array of any kind."""
-    if is_frame(V):
-        raise DataError(
-            "a table is no tensor: make one of its keys and values, for example by "
-            "sparse.COO([codes of each key], values), with pandas.factorize for the codes"
-        )
-    if hasattr(V, "dims") and hasattr(V, "coords") and hasattr(V, "data"):
-        V = decoded(V)
-        entries, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
-        labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
-        return entries._replace(names=dims, labels=labels, kind="xarray")
-    if isinstance(V, str | Path):
-        V = np.load(V, mmap_mode="r") if str(V).endswith(".npy") else zarr_array(str(V))[0]
-    if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
-        from dask.array import from_array
-
-        decode = None if isinstance(V, np.memmap) else decoder(V)
-        V = from_array(V)  # type: ignore[no-untyped-call]
-        V = V if decode is None else V.map_blocks(decode)
-    if hasattr(V, "dask") and hasattr(V, "numblocks"):
-        return _of_chunks(V, unstored)
-    if hasattr(V, "todense") and hasattr(V, "ndim"):
-        return _of_sparse(V, unstored)
-    return _of_dense(V, unstored)
-
-
-def _of_sparse(V: Any, unstored: str | None) -> Entries:
-    V = V if hasattr(V, "coords") else V.tocoo()
-    fill_meaning = unstored_of_fill(V.fill_value)
-    if fill_meaning == "missing" and unstored == "zero":
-        raise OptionError(
-            'unstored="zero", but the array says by its fill_value NaN that entries it does not '
-            "store are missing; leave unstored out"
-        )
-    places = [np.asarray(place, np.int64) for place in V.coords]
-    names = tuple(map(NAMES.format, range(V.ndim)))
-    return Entries(
-        V.shape, places, np.asarray(V.data), unstored or fill_meaning, names, kind="sparse"
-    )
-
-
-def _of_dense(V: Any, unstored: str | None) -> Entries:
-    if unstored == "zero":
-        raise OptionError(
-            'unstored is "zero", but the input is dense: it stores every entry, and missing ones '
-            "are NaN; leave unstored out"
-        )
-    array = np.ma.asarray(V) if isinstance(V, np.ma.MaskedArray) else np.asarray(V)
-    check_dtype(array.dtype)
-    if isinstance(array, np.ma.MaskedArray):
-        seen = ~np.ma.getmaskarray(array)
-        array = array.data
-    else:
-        seen = np.ones(array.shape, bool)
-    if array.dtype.kind == "f":
-        seen &= ~np.isnan(array)
-    places = [np.asarray(index, np.int64) for index in np.nonzero(seen)]
-    names = tuple(map(NAMES.format, range(array.ndim)))
-    return Entries(array.shape, places, array[seen], "missing", names)
-
-
-def _of_chunks(V: Any, unstored: str | None) -> Entries:
-    """Return the entries of a dask array, read chunk by chunk to limit memory."""
-    starts = [np.cumsum([0, *sizes]) for sizes in V.chunks]
-    parts = []
-    for number in np.ndindex(V.numblocks):
-        chunk = entries_of(V.blocks[number].compute(scheduler="threads"), unstored)
-        places = [
-            place + start[n] for place, start, n in zip(chunk.places, starts, number, strict=True)
-        ]
-        parts.append(chunk._replace(places=places))
-    if not parts:
-        raise DataError(f"the data are empty, shape {V.shape}")
-    places = [np.concatenate(chunk) for chunk in zip(*(part.places for part in parts), strict=True)]
-    values = np.concatenate([part.values for part in parts])
-    return parts[0]._replace(shape=V.shape, places=places, values=values, kind="dask")
 
 
 def _check_tensor(entries: Entries, names: Sequence[str] | None) -> Entries:
@@ -315,59 +203,29 @@ def _check_tensor(entries: Entries, names: Sequence[str] | None) -> Entries:
         n: old_labels[o] for n, o in zip(axis_names, entries.names, strict=True) if o in old_labels
     }
     values = entries.values
-    if values.dtype.kind == "f":
-        if np.isinf(values).any():
-            position = int(np.flatnonzero(np.isinf(values))[0])
-            cell = ", ".join(str(int(place[position])) for place in entries.places)
-            raise DataError(
-                f"the entry at ({cell}) is infinite; entries must be finite, NaN where missing"
-            )
+    if values.dtype.kind == "f" and entries.unstored == "missing":
         seen = ~np.isnan(values)
-        if entries.unstored == "missing" and not seen.all():
+        if not seen.all():
             places = [place[seen] for place in entries.places]
             entries = entries._replace(places=places, values=values[seen])
     return entries._replace(shape=shape, names=axis_names, labels=labels)
 
 
-# -- the grid -------------------------------------------------------------------------------
-
-
-def _grid(entries: Entries, blocks: int | TensorGrid | None) -> TensorGrid:
-    """Return a grid with the same number of bands along every axis, from the number of entries."""
-    shape, axes = entries.shape, len(entries.shape)
-    if isinstance(blocks, TensorGrid):
-        if tuple(side.size for side in blocks.axes) != shape:
-            raise OptionError(f"the grid is for a tensor of another shape than {shape}")
-        return blocks
-    if blocks is None:
-        most, count, size = min(MAX_BANDS, *shape), 1, entries.values.size
-        while (
-            2 * count <= min(USUAL_BANDS, most)
-            and STORED_ENTRY * size >= WORTHWHILE_BLOCK * (2 * count) ** axes
-        ):
-            count *= 2
-        while 2 * count <= most and size > MAX_BLOCK * count**axes:
-            count *= 2
-    else:
-        count = checked_blocks(blocks, shape)
-    return TensorGrid(axes=tuple(Bands.even(size, count) for size in shape))
-
-
-def _orders(entries: Entries, grid: TensorGrid) -> list[Index] | None:
+def _orders(entries: Entries, grid: Grid) -> list[Index] | None:
     """Return balanced orders of the axes if block sizes differ much, else None."""
     if entries.unstored == "missing" and entries.values.size == math.prod(entries.shape):
         return None
-    counts = np.bincount(_codes(entries, grid, None), minlength=grid.blocks ** len(grid.axes))
+    counts = np.bincount(_codes(entries, grid, None), minlength=grid.blocks ** len(grid.sides))
     if counts.max() <= UNEVEN * max(counts.mean(), 1.0):
         return None
     orders = []
-    for n, (place, bands) in enumerate(zip(entries.places, grid.axes, strict=True)):
+    for n, (place, bands) in enumerate(zip(entries.places, grid.sides, strict=True)):
         each = np.bincount(place, minlength=bands.size)
         orders.append(balanced_order(each, bands, turning=n > 0))
     return orders
 
 
-def _stacked_orders(orders: list[Index] | None, grid: TensorGrid) -> tuple[Any, Any]:
+def _stacked_orders(orders: list[Index] | None, grid: Grid) -> tuple[Any, Any]:
     """Return the caller's row, and column, at each position of the grid."""
     if orders is None:
         return None, None
@@ -375,14 +233,11 @@ def _stacked_orders(orders: list[Index] | None, grid: TensorGrid) -> tuple[Any, 
     return orders[0], np.concatenate([order + starts[n] for n, order in enumerate(orders[1:])])
 
 
-# -- blocks ---------------------------------------------------------------------------------
-
-
-def _codes(entries: Entries, grid: TensorGrid, positions: list[Index] | None) -> NDArray[Any]:
+def _codes(entries: Entries, grid: Grid, positions: list[Index] | None) -> NDArray[Any]:
     """Return the number of the block of every entry, in row-major order."""
-    many = grid.blocks ** len(grid.axes)
+    many = grid.blocks ** len(grid.sides)
     code: Any = np.zeros(entries.values.size, np.uint16 if many <= 2**16 else np.int64)
-    for n, (place, bands) in enumerate(zip(entries.places, grid.axes, strict=True)):
+    for n, (place, bands) in enumerate(zip(entries.places, grid.sides, strict=True)):
         band = np.repeat(np.arange(len(bands)), bands.sizes).astype(code.dtype)
         band = band if positions is None else band[positions[n]]
         code *= code.dtype.type(grid.blocks)
@@ -391,16 +246,16 @@ def _codes(entries: Entries, grid: TensorGrid, positions: list[Index] | None) ->
 
 
 def _cut(
-    entries: Entries, grid: TensorGrid, positions: list[Index] | None
+    entries: Entries, grid: Grid, positions: list[Index] | None
 ) -> Iterator[tuple[tuple[int, ...], TensorBlock]]:
     """Yield the blocks, each with its entries in row-major order."""
     codes = _codes(entries, grid, positions)
     order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=grid.blocks ** len(grid.axes)))
+    ends = np.cumsum(np.bincount(codes, minlength=grid.blocks ** len(grid.sides)))
     del codes
     for block, low, high in zip(grid.all_blocks(), [0, *ends], ends, strict=False):
         which, local = order[low:high], []
-        for n, (place, bands) in enumerate(zip(entries.places, grid.axes, strict=True)):
+        for n, (place, bands) in enumerate(zip(entries.places, grid.sides, strict=True)):
             position = place[which] if positions is None else positions[n][place[which]]
             local.append(position - bands.offsets[block[n]])
         yield block, _block(entries, grid.block_shape(block), which, local)
@@ -415,11 +270,9 @@ def _block(
         inside = np.argsort(key, kind="stable")
         twice = np.flatnonzero(np.diff(key[inside]) == 0)
         if twice.size:
-            entry = which[inside[twice[0]]]
-            cell = ", ".join(str(int(place[entry])) for place in entries.places)
             raise DataError(
-                f"the cell ({cell}) is stored more than once; add up what belongs to one cell "
-                "before, as sparse.COO(coords, data, shape) does"
+                f"the cell {entries.cell(which[inside[twice[0]]])} is stored more than once; add "
+                "up what belongs to one cell before, as sparse.COO(coords, data, shape) does"
             )
     rows = local[0][inside]
     pointers = np.searchsorted(rows, np.arange(shape[0] + 1)).astype(pointer_type(which.size))
@@ -429,58 +282,6 @@ def _block(
     )
     values = entries.values[which[inside]]
     return TensorBlock(pointers, places, values, shape, entries.unstored == "zero")
-
-
-class _Builder:
-    """Counts, sums and a checksum of a tensor, accumulated block by block."""
-
-    def __init__(self, entries: Entries, grid: TensorGrid) -> None:
-        self.entries, self.grid = entries, grid
-        shape = (grid.blocks,) * len(grid.axes)
-        self.stored, self.missing = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.sums: list[float] = []
-        self.counts = [np.zeros(side.size, np.int64) for side in grid.axes]
-        self.digest = hashlib.blake2b(digest_size=16)
-        self.digest.update(repr((grid.axes, entries.unstored)).encode())
-
-    def scan(self, block: tuple[int, ...], view: TensorBlock) -> None:
-        """Add one block."""
-        missing = np.isnan(view.values)
-        counted = missing if view.zeros else ~missing
-        self.stored[block], self.missing[block] = missing.size, missing.sum()
-        slices = self.grid.slices(block)
-        rows = np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
-        for n, place in enumerate((rows, *view.indices)):
-            self.counts[n][slices[n]] += np.bincount(place[counted], minlength=view.shape[n])
-        self.sums.append(float(view.values[~missing].astype(np.float64).sum()))
-        for array in view.stored:
-            self.digest.update(as_bytes(np.ascontiguousarray(array)))
-
-    def finish(self, orders: tuple[Any, Any], dtype: Any) -> DataInfo:
-        """Return the description of the tensor."""
-        entries, grid, counts = self.entries, self.grid, self.counts
-        observed = self.stored - self.missing
-        values = entries.values[~np.isnan(entries.values)]
-        ends = [float(values.min()), float(values.max())] if values.size else [math.nan, math.nan]
-        if entries.unstored == "zero":
-            observed = grid.areas - self.missing
-            counts = [grid.cells // missing.size - missing for missing in counts]
-            if observed.sum() > values.size:
-                ends = [float(np.fmin(ends[0], 0.0)), float(np.fmax(ends[1], 0.0))]
-        statistics = Statistics(
-            n_observed=observed,
-            row_observed=counts[0],
-            col_observed=np.concatenate(counts[1:]),
-            total=math.fsum(self.sums),
-            minimum=ends[0],
-            maximum=ends[1],
-            is_integer=bool((values == np.floor(values)).all()),
-            fingerprint=f"{'x'.join(map(str, entries.shape))} {int(observed.sum())} "
-            f"{self.digest.hexdigest()}",
-            n_stored=self.stored,
-        )
-        layout = Layout(entries.unstored, *orders)
-        return DataInfo(grid, _labels(entries), statistics, SourceInfo("tensor"), dtype, layout)
 
 
 def _labels(entries: Entries) -> Labels:
@@ -502,6 +303,6 @@ def _label_dict(labels: NDArray[Any] | None) -> dict[str, Any]:
     return {"labels": labels.dtype.str, "values": labels.astype(str).tolist()}
 
 
-def grid_of(offsets: Sequence[Sequence[int]]) -> TensorGrid:
+def grid_of(offsets: Sequence[Sequence[int]]) -> Grid:
     """Return the grid for offsets along each axis, as results keep them."""
-    return TensorGrid(axes=tuple(Bands(tuple(edges)) for edges in offsets))
+    return Grid(*(Bands(tuple(edges)) for edges in offsets))

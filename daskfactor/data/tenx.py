@@ -18,19 +18,11 @@ from daskfactor.data.dialects import plain
 from daskfactor.data.labels import NAMED, Labels
 from daskfactor.data.statistics import NUMERIC, SourceInfo
 from daskfactor.errors import DataError, DataWarning
-from daskfactor.urls import is_url
+from daskfactor.urls import Location, is_url
 
 MATRIX = "matrix.mtx"
 PACKINGS = ("", ".gz")
 CELLS, GENES = "barcodes.tsv", ("features.tsv", "genes.tsv")
-
-
-def matrix_in(folder: str) -> str | None:
-    """Return the matrix file in a folder of 10x Genomics; None for other folders."""
-    if is_url(folder) or not Path(folder).is_dir():
-        return None
-    candidates = [Path(folder) / f"{MATRIX}{packing}" for packing in PACKINGS]
-    return next((str(path) for path in candidates if path.is_file()), None)
 
 
 def with_cells_as_rows(source: Source, location: str) -> Source:
@@ -93,7 +85,7 @@ def _labels(cells: Any, genes: Any, names: Any = ()) -> Labels:
     return Labels("obs", "var", {"obs": text_array(list(cells))}, var)
 
 
-def is_netcdf(location: str) -> bool:
+def is_netcdf(location: Location) -> bool:
     """Return whether an HDF5 file has netCDF dimensions, so that xarray reads it."""
     with open_hdf5(location) as root:
         if "_NCProperties" in root.attrs:
@@ -114,7 +106,7 @@ def is_hdf5(location: str) -> bool:
     return b"\x89HDF\r\n\x1a\n" in (start[:8], start[512:])
 
 
-def read_hdf5(location: str, name: str | None) -> Source:
+def read_hdf5(location: Location, name: str | None) -> Source:
     """Return the source of a 10x Genomics matrix in an HDF5 file, or of another dataset.
 
     Raises

@@ -9,21 +9,20 @@ chunk by chunk; weights of sparse blocks are looked up for the entries that thes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from os import fspath
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from daskfactor.checks import is_number, match_labels, nearly_same
-from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarray
+from daskfactor.data.adapters import Source, from_numpy, from_xarray
 from daskfactor.data.blocks import BlockedData, lookup
-from daskfactor.data.files import open_input
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.loading import UNCERTAINTY, WEIGHTS, weights_of
+from daskfactor.data.opening import open_source
 from daskfactor.data.sparse import LoadOptions, block_of
 from daskfactor.data.statistics import Layout, SourceInfo, StatisticsBuilder, Weighing, stored_cells
 from daskfactor.data.storage import FloatArray, FloatType, Storage
-from daskfactor.data.store import BlockStore, is_blocked_store
+from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, OptionError
 from daskfactor.kernels.views import SparseBlock
 
@@ -81,10 +80,7 @@ class CellWeights:
         """
         values, shape = self.values, source.shape
         assert shape is not None
-        if is_blocked_store(values):
-            store = BlockStore(fspath(values))
-            weights = from_blocks(store.known, store.read)
-        elif isinstance(values, tuple):
+        if isinstance(values, tuple):
             weights = self._of_pair(shape)
         elif type(values).__name__ == "DataArray" and source.stacking is not None:
             # `like` has compared the labels of every dimension.
@@ -99,7 +95,7 @@ class CellWeights:
         elif np.ndim(values) == 1:
             raise self._unfit(f"shape {np.shape(values)}", source)
         else:
-            weights = open_input(values)
+            weights = open_source(values, ReadOptions(table=False))
         if weights.shape != shape:
             raise self._unfit(f"shape {weights.shape}", source)
         self._agree(weights, source)

@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Unpack
 import xarray as xr
 
 from daskfactor import markup
-from daskfactor.data.files import ANYTHING, refuse_columns
+from daskfactor.data.opening import ANYTHING, refuse_options
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import ModelError, OptionError
+from daskfactor.evidence.call_store import CallStore, call_store, identity_of
 from daskfactor.executors import Choice, Executor
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.registry import algorithms, requested_algorithm
+from daskfactor.inference.sampling import PathText
 from daskfactor.inference.session import session, session_of
 from daskfactor.options import OnMatrix, split, verb
 from daskfactor.progress import OnEvent, counted
@@ -104,6 +106,8 @@ class EvidenceProblem:
         Runs independent pieces of work.
     on_event
         Called with progress.
+    store, piece
+        Store of the checkpoints, and the name of this evidence there.
     """
 
     data: Any
@@ -111,6 +115,8 @@ class EvidenceProblem:
     seed: int
     executor: Executor
     on_event: OnEvent
+    store: CallStore | None = None
+    piece: str = ""
 
     def map(
         self,
@@ -131,14 +137,15 @@ class EvidenceProblem:
 class EvidenceMethod(Algorithm, ABC):
     """Method to compute a marginal likelihood; immutable.
 
-    ``suits``: ``evidence_data`` of the models that it is for.
+    ``suits``: ``evidence_data`` of the models that it is for. ``resumes``: it makes checkpoints.
     """
 
     suits: ClassVar[tuple[str, ...]] = ("matrix",)
+    resumes: ClassVar[bool] = False
 
     def read(self, V: Any, model: Any, options: ReadOptions = ANYTHING) -> tuple[Any, str]:
         """Read data that are no matrix, and describe their size."""
-        refuse_columns(V, options)
+        refuse_options(V, options)
         x = model.check_observations(V)
         return x, f"{x.size} observations"
 
@@ -163,6 +170,7 @@ def log_evidence(
     method: EvidenceMethod | None = None,
     *,
     random_seed: int | None = None,
+    store: PathText | None = None,
     **options: Unpack[OnMatrix],
 ) -> Evidence:
     r"""Estimate the log marginal likelihood of data: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
@@ -182,6 +190,9 @@ def log_evidence(
         :class:`VariationalBayes`, :class:`Enumeration`.
     random_seed
         Any whole number; the same seed gives the same estimate on every executor.
+    store
+        Directory for checkpoints of :class:`ThermodynamicIntegration`: after a kill the same call,
+        with the same store, goes on from the last one, to the same estimate.
     options
         Where it runs, and how V is read, as for :func:`sample`; only a matrix has a use for
         ``blocks`` and ``unstored``. What is
@@ -197,6 +208,8 @@ def log_evidence(
     ------
     DataError, ModelError, OptionError
         If data, model or method cannot be used.
+    StoreError
+        If the store is of another call, or cannot be written.
 
     Notes
     -----
@@ -222,20 +235,45 @@ def log_evidence(
     (True, True)
     """
     method = checked_method(method, model)
+    if store is not None and not method.resumes:
+        raise OptionError(
+            f"store= keeps the chains of ThermodynamicIntegration(), and {method.name}() has "
+            "none that go on; leave store out"
+        )
+    with call_store(store) as kept:
+        return estimate_evidence(V, model, method, random_seed, kept, **options)
+
+
+def estimate_evidence(
+    V: Any,
+    model: Any,
+    method: EvidenceMethod,
+    random_seed: int | None,
+    store: CallStore | None,
+    piece: str = "",
+    **options: Unpack[OnMatrix],
+) -> Evidence:
+    """Estimate an evidence; with a ``piece`` it is a part of the call that the store is of."""
     matrix = model.evidence_data == "matrix"
     running, reading = split(options)
     columns = ANYTHING if matrix else read_options(model, reading)
+    seed = random_seed if store is None else store.seed(random_seed)
     with (
-        session(V, model, random_seed=random_seed, **options)
+        session(V, model, random_seed=seed, **options)
         if matrix
-        else session_of(lambda _: method.read(V, model, columns), _choose, random_seed, **running)
+        else session_of(lambda _: method.read(V, model, columns), _choose, seed, **running)
     ) as run:
+        if store is not None and not piece:
+            call = identity_of(run.data, model) | {"method": method.to_dict()}
+            store.begin(function="log_evidence", **call, random_seed=run.seed)
         if matrix:
             model = model.placed(run.data.placed)
             phi = chosen_dispersion(run.data, model, run.seed, run.executor)
             hyper = model.resolve(run.data.level, phi)
             model = replace(model, **hyper._asdict())
-        problem = EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
+        problem = EvidenceProblem(
+            run.data, model, run.seed, run.executor, run.on_event, store, piece
+        )
         return run.executor.retry_on_loss(partial(method.estimate, problem))
 
 

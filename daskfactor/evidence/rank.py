@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
@@ -18,11 +18,12 @@ from daskfactor.evidence.base import (
     Evidence,
     EvidenceMethod,
     checked_method,
-    log_evidence,
+    estimate_evidence,
     read_options,
 )
+from daskfactor.evidence.call_store import CallStore, call_store, identity_of
 from daskfactor.inference.point import chosen_dispersion
-from daskfactor.inference.sampling import sample
+from daskfactor.inference.sampling import PathText, sample
 from daskfactor.inference.session import session
 from daskfactor.options import OnMatrix, split, verb
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
@@ -38,6 +39,8 @@ COARSE = 1.0
 """Nats of error up to which ranks that are not distinguishable are called a tie."""
 EVIDENCES = 3
 """Expected number of evidences where scores come first, for the progress bar."""
+NUMBERS = ("value", "standard_error", "discretization_error", "bound")
+"""Attributes of an evidence that ranks are compared by."""
 DEFAULT_SHARE = 0.1
 """Share of cells that are left out of a factorization by default."""
 DRAWS, TUNE, THIN = 100, 150, 1
@@ -84,6 +87,7 @@ def select_rank(
     held_out: float | Literal["auto"] | None = "auto",
     *,
     random_seed: int | None = 0,
+    store: PathText | None = None,
     **options: Unpack[OnMatrix],
 ) -> Ranks:
     """Estimate the log evidence of every rank, and its predictions of cells left out.
@@ -110,6 +114,10 @@ def select_rank(
         :class:`AllocationModel`.
     random_seed
         Any whole number.
+    store
+        Directory for scores and evidences as they are computed, and for checkpoints of
+        :class:`ThermodynamicIntegration`: after a kill the same call, with the same store, goes on
+        from there, to the same result.
     options
         As for :func:`log_evidence`.
 
@@ -134,6 +142,8 @@ def select_rank(
     ------
     DataError, ModelError, OptionError
         If data, model, ranks or method cannot be used.
+    StoreError
+        If the store is of another call, or cannot be written.
 
     Notes
     -----
@@ -157,12 +167,13 @@ def select_rank(
     everywhere, method = method is not None, checked_method(method, model)
     share = _checked_share(held_out, model)
     numbers = _checked_ranks(ranks)
-    seed = resolve_seed(random_seed)
     execution, reading = split(options)
     running: dict[str, Any] = dict(execution)
     bar = progress_bar(running.pop("progressbar", True), running.get("callback"))
     running["progressbar"] = False
     with bar as on_event, ExitStack() as stack:
+        kept = stack.enter_context(call_store(store))
+        seed = resolve_seed(random_seed if kept is None else kept.seed(random_seed))
         cells, data, settled = None, None, model
         if model.evidence_data != "matrix":
             data, _ = method.read(V, model, read_options(model, reading))
@@ -176,7 +187,11 @@ def select_rank(
             )
             running |= {"blocks": reading.get("blocks"), "unstored": data.unstored}
             cells = _leave_out(V, share, seed, {**reading, "unstored": data.unstored})
-        search = RankSearch(data, settled, method, seed, running, on_event)
+        if kept is not None:
+            call = identity_of(data, model) | {"method": method.to_dict(), "ranks": numbers}
+            call |= {"held_out": share, "everywhere": everywhere, "random_seed": seed}
+            kept.begin(function="select_rank", **call)
+        search = RankSearch(data, settled, method, seed, running, on_event, kept)
         fits = search.run(numbers, cells, everywhere)
         on_event(RunEvent("ranks", search.total, search.total))
     return _table(numbers, fits, method)
@@ -206,6 +221,7 @@ class RankSearch:
     seed: int
     options: dict[str, Any]
     on_event: OnEvent
+    store: CallStore | None = None
     done: int = 0
     total: int = 0
 
@@ -238,24 +254,39 @@ class RankSearch:
         return list(fits.values())
 
     def _add_evidence(self, rank: int, fit: RankFit) -> RankFit:
-        compute = partial(log_evidence, random_seed=self.seed, **self.options)
         message, model = f"evidence of rank {rank}", self.model.with_components(rank)
-        evidence, seconds = self._timed(message, compute, self.data, model, self.method)
-        return RankFit(evidence, fit.seconds + seconds, fit.scores)
+
+        def compute() -> dict[str, Any]:
+            task = self.data, model, self.method, self.seed, self.store, message
+            evidence = estimate_evidence(*task, **self.options)
+            return {name: getattr(evidence, name) for name in NUMBERS}
+
+        numbers = self._result(message, compute)
+        seconds = fit.seconds + numbers.pop("seconds")
+        return RankFit(Evidence(**numbers, trace=xr.Dataset()), seconds, fit.scores)
 
     def _score(self, rank: int, cells: HeldOut) -> RankFit:
-        message, model = f"cells left out, rank {rank}", self.model.with_components(rank)
-        scores, seconds = self._timed(message, _scores, model, cells, self.seed, self.options)
-        return RankFit(None, seconds, scores)
+        model = self.model.with_components(rank)
 
-    def _timed(self, message: str, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-        """Call a function; return its result and seconds, and report progress."""
+        def compute() -> dict[str, Any]:
+            return {"scores": _scores(model, cells, self.seed, self.options)}
+
+        result = self._result(f"cells left out, rank {rank}", compute)
+        return RankFit(None, result["seconds"], result["scores"])
+
+    def _result(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Compute a result, unless the store has it; add its seconds, and report progress."""
         done = min(self.done, self.total)
-        self.on_event(RunEvent("ranks", done, self.total, message=message))
-        start = time.perf_counter()
-        result = function(*args)
+        self.on_event(RunEvent("ranks", done, self.total, message=name))
         self.done += 1
-        return result, time.perf_counter() - start
+        if self.store is not None and name in self.store.finished:
+            return dict(self.store.finished[name])
+        start = time.perf_counter()
+        result = compute()
+        result["seconds"] = time.perf_counter() - start
+        if self.store is not None:
+            self.store.finish(name, result)
+        return dict(result)
 
 
 def _checked_share(held_out: Any, model: Any) -> float:

@@ -6,9 +6,10 @@ instead. A `GaussianAdditive` has stochastic-gradient Langevin dynamics, all tem
 by side.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler, longest_stride
 from daskfactor.inference.chain import Chain
 from daskfactor.inference.passes import Place, evaluate
+from daskfactor.inference.run_loop import Values
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.likelihood import Likelihood
@@ -156,22 +158,27 @@ class TemperedChains:
     tune: int
     every: int
 
-    def series(self, item: tuple[int, float, float], work: Any = None) -> FitSeries:
-        """Return fits along one chain; an executor maps this, on any machine.
+    def advance(self, item: tuple[int, float, float, float, Values], work: Any = None) -> Values:
+        """Bring one chain to a share of its length; an executor maps this, on any machine.
 
-        ``item``: number of the temperature, t, and its share of the draws.
+        ``item``: number of the temperature, t, its share of the draws, the share of the chain to
+        reach, and the state that this returned before, empty at first. A state has log-likelihoods
+        under ``fits`` and perhaps an ``acceptance``, as `FitSeries`.
         """
         del work
-        number, t, share = item
+        number, t, share, reach, state = item
         draws = max(10, round(self.draws * share))
+        if t and self.sampler is not None:
+            return self._sampled(self.sampler, number, t, draws, reach, state)
         rng = generator(self.seed, number, Stream.TEMPERATURE, self.model.n_components)
-        if t == 0:
-            fits = np.array([self._fit(self._draw_prior(rng)) for _ in range(draws)])
-            return FitSeries((fits,))
-        if self.sampler is not None:
-            return self.sampled_fits(self.sampler, number, t, draws)
-        assert self.sides is not None
-        return self._moved_fits(self.sides, rng, t, draws)
+        if state:
+            rng.bit_generator.state = state["rng"]
+        if t:
+            return self._moved(rng, t, draws, reach, state)
+        fits = list(state["fits"][0]) if state else []
+        while len(fits) < reach * draws:
+            fits.append(self._fit(self._draw_prior(rng)))
+        return {"rng": rng.bit_generator.state, "fits": (np.array(fits),)}
 
     def _draw_prior(self, rng: np.random.Generator) -> list[Factor]:
         """Draw W (I, K), Hᵀ (J, K), further factors likewise; frozen components stay."""
@@ -193,35 +200,58 @@ class TemperedChains:
         place = Place(SerialExecutor(), data, state, SMALLEST_MEAN)
         return evaluate(place, likelihood).negative_divergence
 
-    def _moved_fits(
-        self, sides: Sides, rng: np.random.Generator, t: float, draws: int
-    ) -> FitSeries:
-        """Return fits of one chain that draws from p(V | W, H)^t p(W, H) by moving rows.
+    def _moved(
+        self, rng: np.random.Generator, t: float, draws: int, reach: float, state: Values
+    ) -> Values:
+        """Draw from p(V | W, H)^t p(W, H) by moving rows.
 
-        It starts where sweeps without noise end, in the bulk of the posterior at t. While
+        The chain starts where sweeps without noise end, in the bulk of the posterior at t. While
         it is tuned the proposal is shortened when too few are accepted.
         """
-        W, H = self._draw_prior(rng)
-        hyper, none = self.model.resolve(self.data.level, 1.0), np.zeros(W.shape[1], dtype=bool)
+        assert self.sides is not None
+        hyper, tune = self.model.resolve(self.data.level, 1.0), self.tune
+        none = np.zeros(self.model.n_components, dtype=bool)
         priors = (
             Prior(*hyper.prior(side), none if mask is None else mask)
             for side, mask in enumerate(self.model.frozen)
         )
         law, phi = self.model.likelihood.at(float(self.model.dispersion))
-        kernels, target = row_kernels(law), Target(sides.by_rows, sides.by_cols, t / phi, *priors)
-        kernels.start_chain(W, H, target, START_SWEEPS)
-        tau, rows = LONGEST, len(W) + len(H)
-        for size in np.diff(self.tune * np.arange(BATCHES + 1) // BATCHES):
-            accepted = kernels.run_sweeps(W, H, target, tau, rng, np.empty(size))
-            if size and accepted / (size * rows) < MIN_ACCEPTANCE:
+        kernels = row_kernels(law)
+        target = Target(self.sides.by_rows, self.sides.by_cols, t / phi, *priors)
+        if state:
+            W, H = (np.array(factor) for factor in state["factors"])
+            sweep, tau, accepted = state["sweep"], state["tau"], state["accepted"]
+            series = [state["fits"][0]]
+        else:
+            W, H = self._draw_prior(rng)
+            kernels.start_chain(W, H, target, START_SWEEPS)
+            sweep, tau, accepted, series = 0, LONGEST, 0, [np.empty(0)]
+        rows, last = len(W) + len(H), tune + draws * self.every
+        for end in (*(tune * np.arange(1, BATCHES + 1) // BATCHES), math.ceil(reach * last)):
+            if sweep >= min(end, reach * last):
+                continue
+            fits = np.empty(int(end) - sweep)
+            moves = kernels.run_sweeps(W, H, target, tau, rng, fits)
+            if end > tune:
+                accepted += moves
+                series.append(fits[(tune - sweep - 1) % self.every :: self.every])
+            elif moves / (fits.size * rows) < MIN_ACCEPTANCE:
                 tau = min(tau, 2.0) / 2.0
-        fits = np.empty(draws * self.every)
-        accepted = kernels.run_sweeps(W, H, target, tau, rng, fits)
-        series = fits[self.every - 1 :: self.every]
-        return FitSeries((series,), accepted / (fits.size * rows))
+            sweep = int(end)
+        return {
+            "factors": (W, H),
+            "rng": rng.bit_generator.state,
+            "sweep": sweep,
+            "tau": tau,
+            "accepted": accepted,
+            "fits": (np.concatenate(series),),
+            "acceptance": accepted / ((last - tune) * rows),
+        }
 
-    def sampled_fits(self, sampler: Sampler, number: int, t: float, draws: int) -> FitSeries:
-        """Return fits at the draws of a sampler's chain, with this number, at temperature t."""
+    def _sampled(
+        self, sampler: Sampler, number: int, t: float, draws: int, reach: float, state: Values
+    ) -> Values:
+        """Draw from p(V | W, H)^t p(W, H) by a sampler's chain."""
         # Draws and tuning cycles are rounded up to a multiple of every track's stride.
         data, stride = self.data, longest_stride(sampler)
         draws, tune = (-(-count // stride) * stride for count in (draws, self.tune))
@@ -230,16 +260,30 @@ class TemperedChains:
         kernel = sampler.kernel(self.model, data)
         setting = Setting(data, self.model, kernel, options, SerialExecutor(), temperature=t)
         chain = Chain(setting, number)
-        chain.start()
-        fits: list[list[float]] = [[] for _ in sampler.tracks]
+        if state:
+            saved = {name: np.array(array) for name, array in state["arrays"].items()}
+            chain.restore(saved, state["chain"])
+            fits, cycle = [list(values) for values in state["fits"]], state["cycle"]
+        else:
+            chain.start()
+            fits, cycle = [[] for _ in sampler.tracks], 0
         for end in setting.ends:
+            if end <= cycle or cycle >= reach * options.cycles:
+                continue
             chain.advance(end)
             if end > options.tune:
                 for run, values in zip(chain.tracks, fits, strict=True):
                     cycles = (n for n in sorted(run.fits) if run.options.draw_index(n) is not None)
                     values.extend(run.fits[cycle].negative_divergence for cycle in cycles)
             chain.forget()
-        return FitSeries(tuple(map(np.array, fits)))
+            cycle = end
+        arrays, meta = chain.snapshot(cast("Any", None))  # bands of this process need none
+        return {
+            "arrays": {name: one() if callable(one) else one for name, one in arrays.items()},
+            "chain": meta,
+            "cycle": cycle,
+            "fits": tuple(map(np.array, fits)),
+        }
 
 
 def additive_series(

@@ -15,6 +15,8 @@ c = 5, they miss by 0.00, +0.2 and -5.6 nats at 0.05 counts a cell, and by +0.04
 that means and variances are of.
 """
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -38,12 +40,16 @@ from daskfactor.evidence.tempered import (
 )
 from daskfactor.inference.base import Sampler, reference_sampler
 from daskfactor.inference.program import normalizer
+from daskfactor.inference.run_loop import RunLoop, Values, join_values, split_values
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import RunEvent
 
 Rule = Literal["euler-maclaurin", "variance", "trapezoid"]
 
 SMALL = 3e4
 """Listed entries times components up to which rows are moved exactly by default."""
+FIRST_ROUND, SHORTEST_ROUND, ROUND = 0.01, 1e-4, 20.0
+"""Shares of the chains in the first of several rounds and at least, and seconds of a later one."""
 MIN_DRAWS = 0.1
 """Share of the draws at t = 1 that the lowest temperatures take, with exact moves."""
 ORDERS: dict[str, float] = {"euler-maclaurin": 7.0, "variance": 7.0, "trapezoid": 1.0}
@@ -245,6 +251,65 @@ def _combined(parts: list[tuple[float, Vector]]) -> Vector:
     return total
 
 
+class LadderRun(RunLoop):
+    """The chains of all temperatures, all of which have reached the same share of their length.
+
+    Where a process or a worker may be lost they advance in rounds, of about `ROUND` seconds each.
+    """
+
+    def __init__(
+        self,
+        problem: EvidenceProblem,
+        chains: TemperedChains,
+        items: list[tuple[int, float, float]],
+    ) -> None:
+        super().__init__(problem.executor, problem.store)
+        self.problem, self.chains, self.items = problem, chains, items
+        self.reached, self.states = 0.0, [Values() for _ in items]
+        self.at_once = problem.store is None and problem.executor.in_process
+        self.width = 1.0 if self.at_once else FIRST_ROUND
+
+    @property
+    def finished(self) -> bool:
+        return self.reached >= 1.0
+
+    def load(self, arrays: Mapping[str, Any], meta: Values) -> None:
+        self.reached, self.width = meta["reached"], meta["width"]
+        self.states = join_values(arrays, meta["chains"])["states"]
+
+    def advance(self) -> None:
+        start, reach = time.perf_counter(), min(1.0, self.reached + self.width)
+        pairs = zip(self.items, self.states, strict=True)
+        # The hottest chains, which are the longest, come first.
+        items = [(*item, reach, state) for item, state in pairs][::-1]
+        if self.at_once:
+            states = self.problem.map(self.chains.advance, items, "tempered-chain")
+        else:
+            states = self.executor.map(self.chains.advance, items, "tempered-chain")
+        self.states, self.reached = states[::-1], reach
+        seconds = time.perf_counter() - start
+        self.width = max(SHORTEST_ROUND, self.width * min(2.0, max(0.5, ROUND / seconds)))
+
+    def _segment(self) -> None:
+        super()._segment()
+        if not self.at_once:
+            self.problem.on_event(RunEvent("draw", round(100 * self.reached), 100))
+
+    def snapshot(self, checkpoints: Any) -> tuple[Any, Values]:
+        del checkpoints
+        arrays, chains = split_values({"states": tuple(self.states)}, "")
+        return arrays, {"reached": self.reached, "width": self.width, "chains": chains}
+
+    def series(self) -> list[FitSeries]:
+        """Run all chains to their ends, from the last checkpoint if there is one."""
+        if self.problem.store is not None:
+            arrays, meta = self.problem.store.state_of(self.problem.piece)
+            if meta:
+                self.load(arrays, meta)
+        self.go()
+        return [FitSeries(one["fits"], one.get("acceptance", np.nan)) for one in self.states]
+
+
 @dataclass(frozen=True)
 class ThermodynamicIntegration(EvidenceMethod):
     r"""Log evidence by integrating the mean log-likelihood over temperatures.
@@ -313,6 +378,7 @@ class ThermodynamicIntegration(EvidenceMethod):
     sampler: Sampler | Literal["exact"] | None = None
     rule: Rule | None = None
     suits = ("matrix", "vector")
+    resumes = True
 
     def __post_init__(self) -> None:
         whole_number("temperatures", self.temperatures, 2)
@@ -416,8 +482,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         sides = both_sides(data, model.likelihood) if exact else None
         run = TemperedChains(model, data, problem.seed, sampler, sides, *self._lengths(kind))
         items = [(i, t, self._share(t, exact)) for i, t in enumerate(self._ladder.tolist())]
-        # The hottest chains, which are the longest, come first.
-        chains = problem.map(run.series, items[::-1], "tempered-chain")[::-1]
+        chains = LadderRun(problem, run, items).series()
         dispersion = float(model.dispersion)
         law, phi = model.likelihood.at(dispersion)
         level = normalizer(data, dispersion, law, problem.executor)

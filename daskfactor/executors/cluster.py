@@ -613,22 +613,18 @@ class ClusterExecutor(Executor):
             )
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
-        """Send a batch of items to every thread of the cluster; repeat after losses."""
+        """Send every item as a task, in their order; repeat after losses."""
         packed = pack(function)
 
         def work() -> list[R]:
-            batches = min(len(items), sum(self.await_workers().values()))
-            edges = [len(items) * n // batches for n in range(batches + 1)]
-            shared = self.submit(f"send-{name}", _identity, packed)
-            futures = [
-                self.submit(name, _call_batch, shared, list(items[low:high]))
-                for low, high in itertools.pairwise(edges)
-            ]
+            self.await_workers()
+            key, large = uuid.uuid4().hex, packed.nbytes > MAX_REPEATED
+            shared: Any = self.submit(f"send-{name}", _identity, packed) if large else packed
+            futures = [self.submit(name, _call_item, key, shared, item) for item in items]
             try:
-                attempt = Attempt("share of a pass over the data")
-                return list(itertools.chain.from_iterable(self.results(futures, attempt)))
+                return self.results(futures, Attempt("share of a pass over the data"))
             finally:
-                for future in (shared, *futures):
+                for future in (*futures, *([shared] if large else [])):
                     future.release()
 
         return self.retry_segment(work)
@@ -696,11 +692,25 @@ def _identity(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return packed
 
 
-def _call_batch(packed: NDArray[np.uint8], items: Sequence[Any]) -> list[Any]:
-    """Call a function with every item of a batch (a task)."""
-    function = unpack(packed)
+def _call_item(key: str, packed: NDArray[np.uint8], item: Any) -> Any:
+    """Call a function with an item (a task).
+
+    The threads of a worker share the function that was unpacked last: it may hold data.
+    """
+    global _unpacked
+    with _unpacking:
+        if _unpacked[0] != key:
+            _unpacked = key, unpack(packed)
+        function = _unpacked[1]
     with single_threaded_blas():
-        return [function(item, local_workspace()) for item in items]
+        return function(item, local_workspace())
+
+
+MAX_REPEATED = 2**16
+"""Bytes of a function up to which every task has a copy, so that Dask may run it anywhere at once:
+tasks that share an input begin where it is, and are moved later."""
+_unpacked: tuple[str, Any] = "", None
+_unpacking = threading.Lock()
 
 
 def _task(function: Callable[..., Any], *args: Any) -> Any:

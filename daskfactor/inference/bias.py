@@ -219,14 +219,14 @@ class Continued(ChainsRun):
         super().__init__(setting, sink, on_event)
         self.densities: dict[str, list[list[float]]] = {}
 
-    def _write(self, before: int) -> None:
+    def write(self, due: bool) -> None:
         densities = [
             (run.track.name, chain.number, [run.densities[at] for at in sorted(run.densities)
                                             if run.options.place(at) is not None])
             for chain in self.chains
             for run in chain.tracks
         ]  # fmt: skip
-        super()._write(before)  # which may fail, and is then done again
+        super().write(due)  # which may fail, and is then done again
         for name, number, drawn in densities:
             empty: list[list[float]] = [[] for _ in self.chains]
             self.densities.setdefault(name, empty)[number] += drawn

@@ -593,10 +593,9 @@ class Chain:
                     rows = gather_side(state, self.setting.data, factor, name)
                     other[path] = (rows / (divisor or 1)).T
         other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
-        with sink.replacing(MOMENTS, self.number, count):
-            state.write(sink, pieces)
-            for path, value in other.items():
-                sink.write(f"{MOMENTS}/{path}", self.number, value)
+        state.write(sink, pieces)
+        for path, value in (other | {"count": np.array(count)}).items():
+            sink.write(f"{MOMENTS}/{path}", self.number, value)
         if not state.cells:
             return
         moments_of = []
@@ -606,9 +605,9 @@ class Chain:
         mean, var = moments_of[0]
         if len(moments_of) > 1:
             mean, var = extrapolated_moments(moments_of[0], moments_of[1])
-        with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
-            for name, value in (("mean", mean), ("var", var)):
-                sink.write(f"{MONITOR}/{name}", self.number, value)
+        monitored = {"mean": mean, "var": var, "count": np.array(self.tracks[0].cell_count or 0)}
+        for name, moment in monitored.items():
+            sink.write(f"{MONITOR}/{name}", self.number, moment)
 
     def _pieces(
         self, sink: Sink, path: str, factor: int, before: tuple[slice, ...], **what: Any

@@ -14,7 +14,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import Array, FactorModel
 from daskfactor.results.schema import component_labels, factor_dims
-from daskfactor.results.trace import Run, as_draws, factors_of
+from daskfactor.results.trace import Run, factors_of
 from daskfactor.urls import is_url
 
 
@@ -165,15 +165,15 @@ def checked_init(
 
 def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) -> Init:
     """Read the factors of a result that chains begin with, and check them."""
-    run, point = as_draws(result, "a start from it"), isinstance(result, xr.Dataset)
-    group, places = run.posterior, [(0, 0)] if point else _picked(run, chains)
+    run = Run.of(result, "a start from it", point=True)
+    group, places = run.posterior, [(0, 0)] if run.is_point else _picked(run, chains)
     _check_fit(group, factor_dims(group), model, data)
     W, H = (
         np.stack([factor[at].compute(scheduler="threads").values for at in places])
         for factor in factors_of(group)
     )
     _check_values(W, H, model)
-    return Init(POINT, 1, (), W, H) if point else Init(DRAWS, 1, tuple(places), W, H)
+    return Init(POINT, 1, (), W, H) if run.is_point else Init(DRAWS, 1, tuple(places), W, H)
 
 
 def _picked(run: Run, chains: int) -> list[tuple[int, int]]:

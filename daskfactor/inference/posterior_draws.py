@@ -19,7 +19,7 @@ from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, as_draws, describes_run, factors_of
+from daskfactor.results.trace import Run, describes_run, factors_of
 
 Array = NDArray[Any]
 Values = dict[str, Array]
@@ -153,13 +153,13 @@ class PosteriorDraws:
         return replace(self, values=self.values | selected)
 
 
-def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -> PosteriorDraws:
-    """Read draws of one factor from a trace or a point estimate.
+def read_posterior(run: Run, axis: int, draws: int | None, most: int | None) -> PosteriorDraws:
+    """Read draws of one factor from a run, or from a point estimate.
 
     Parameters
     ----------
-    trace
-        As for :func:`transform`.
+    run
+        Run with draws.
     axis
         Factor of the new rows.
     draws
@@ -170,13 +170,12 @@ def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -
     Raises
     ------
     OptionError
-        If it has no draws, or not as many.
+        If it does not have as many draws.
     ModelError
         If its model has no law of a new row.
     """
-    run = as_draws(trace, "a new row")
     group, dims = run.posterior, run.dims
-    if isinstance(trace, xr.Dataset):
+    if run.is_point:
         repeats = REPEATS if draws is None else whole_number("draws", draws, 1)
         one = _read(run, group, axis, group.indexes.get(dims[1 - axis]))
         values = {

@@ -3,7 +3,6 @@
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -28,7 +27,7 @@ from daskfactor.inference.base import Sampler, checked_sampler, choose_kernel, r
 from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.registry import algorithm_from_dict
-from daskfactor.inference.scratch_checkpoint import ScratchCheckpoint
+from daskfactor.inference.run_loop import RunLoop
 from daskfactor.inference.session import device_attrs, session, session_again, version_errors
 from daskfactor.inference.setting import (
     RunOptions,
@@ -44,6 +43,7 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
 from daskfactor.options import OnDevice, OnSampled, verb
 from daskfactor.progress import OnEvent, RunEvent
+from daskfactor.results.files import Checkpoints, Late
 from daskfactor.results.finalize import close_run
 from daskfactor.results.metadata import FORMAT_VERSION
 from daskfactor.results.run_writer import Sink, reserved, sink_of
@@ -312,35 +312,28 @@ def _note_device(store: "RunStore", executor: Executor) -> None:
 # -- the loop ------------------------------------------------------------------------------
 
 
-class ChainsRun:
+class ChainsRun(RunLoop):
     """The chains of a run on their way through its segments, and results as they come.
 
     Attributes
     ----------
     cycle
         Cycles that every chain has done and the sink has.
-    seconds
-        How long the run took before it was taken up again.
-    started
-        When it was, on this process's clock.
     """
 
     def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:
+        super().__init__(setting.executor, None if sink.checkpoints is None else sink)
         self.setting, self.options = setting, setting.options
         self.sink, self.on_event = sink, on_event
         self.chains: list[Chain] = []
-        self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
-        self._shown, self._lost, self._passes = math.nan, 0, 0
-        self._backup: Any = None if sink.checkpoints is None else sink  # or the last state alone
+        self.cycle, self._before = 0, 0
+        self._shown, self._passes = math.nan, 0
 
-    def restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
-        """Take over what a checkpoint holds; start if no chain had started yet."""
-        self.seconds = meta["seconds"]
-        if self._backup is None and self.setting.executor.max_losses:
-            self._backup = ScratchCheckpoint(arrays, meta)
-        self._recovering(partial(self._restore, arrays, meta))
+    @property
+    def finished(self) -> bool:
+        return self.cycle >= self.options.cycles
 
-    def _restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
+    def load(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         self.cycle = meta["cycle"]
         self.chains = [Chain(self.setting, number) for number in range(self.options.chains)]
         if meta["chains"]:
@@ -365,17 +358,7 @@ class ChainsRun:
         self._side_by_side(range(1, count), start, lambda done: tell(1 + done))
         self._agree()
 
-    def go(self) -> None:
-        """Run all segments that are still to come; a checkpoint after each, where it is due."""
-        while self.cycle < self.options.cycles:
-            self._recovering(self._segment)
-
-    def close(self) -> None:
-        """Let go of a last state that is kept for no longer than the run."""
-        if isinstance(self._backup, ScratchCheckpoint):
-            self._backup.close()
-
-    def _segment(self) -> None:
+    def advance(self) -> None:
         end = next(end for end in self.setting.ends if end > self.cycle)
 
         def advance(number: int, on_share: OnShare) -> None:
@@ -386,8 +369,12 @@ class ChainsRun:
         )
         self._shown = self.chains[-1].log_likelihood()
         self._agree()
-        before, self.cycle = self.cycle, end
-        self._write(before)
+        self._before, self.cycle = self.cycle, end
+
+    def _segment(self) -> None:
+        super()._segment()
+        for chain in self.chains:
+            chain.forget()
 
     def _side_by_side(
         self,
@@ -419,19 +406,6 @@ class ChainsRun:
                 calls, self.setting.at_once, lambda: tell(sum(shares.values())), stop
             )
 
-    def _recovering(self, work: Callable[[], None]) -> None:
-        """Run a function that needs bands; go back to the last checkpoint where they are lost.
-
-        A run that was resumed goes on with the same bits, and so does this one.
-        """
-
-        def go_back() -> Callable[[], None]:
-            self._lost += 1
-            assert self._backup is not None  # bands can be lost only where they are saved
-            return partial(self._restore, *self._backup.load_checkpoint())
-
-        self.setting.executor.retry_on_loss(work, go_back, self._lost)
-
     def _agree(self) -> None:
         """Give all chains one dispersion, of all their estimates: densities then compare."""
         estimates = [chain.dispersion.latest for chain in self.chains]
@@ -448,38 +422,23 @@ class ChainsRun:
         cycles = count * (self.cycle - offset) + done * (end - self.cycle)
         self.on_event(RunEvent("tune" if tuning else "draw", cycles, total, self._shown))
 
-    def _write(self, before: int) -> None:
-        """Write what a segment gave; it began at cycle ``before``."""
-        options, sink, backup = self.options, self.sink, self._backup
-        due = backup is None or backup.checkpoints.is_due() or self.cycle >= options.cycles
+    def write(self, due: bool) -> None:
         for chain in self.chains:
-            chain.write(sink, self.cycle, moments=due)
-        if before <= options.tune < self.cycle:
+            chain.write(self.sink, self.cycle, moments=due)
+        if self._before <= self.options.tune < self.cycle:
             # With these a run that is cut short can be predicted from, too.
-            sink.update_attrs(self.attrs())
-        if due:
-            self.save()
-        for chain in self.chains:
-            chain.forget()
+            self.sink.update_attrs(self.attrs())
 
-    def save(self) -> None:
-        """Make a checkpoint, if the sink keeps any or bands may be lost with a worker."""
-        options, backup = self.options, self._backup
-        if backup is not None:
-            snapshots = [chain.snapshot(backup.checkpoints) for chain in self.chains]
-            backup.checkpoint(
-                {name: value for arrays, _ in snapshots for name, value in arrays.items()},
-                {
-                    "cycle": self.cycle,
-                    "warmup_draws": sum(
-                        end <= min(self.cycle, options.tune) for end in self.setting.ends
-                    ),
-                    "draws": options.draws_after(self.cycle) // options.spacing,
-                    "chains": [meta for _, meta in snapshots],
-                    "seconds": self.seconds + time.perf_counter() - self.started,
-                },
-            )
-            self._lost = 0
+    def snapshot(self, checkpoints: Checkpoints) -> tuple[Late, dict[str, Any]]:
+        options = self.options
+        snapshots = [chain.snapshot(checkpoints) for chain in self.chains]
+        arrays = {name: value for arrays, _ in snapshots for name, value in arrays.items()}
+        return arrays, {
+            "cycle": self.cycle,
+            "warmup_draws": sum(end <= min(self.cycle, options.tune) for end in self.setting.ends),
+            "draws": options.draws_after(self.cycle) // options.spacing,
+            "chains": [meta for _, meta in snapshots],
+        }
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters as results name them; sampled noise is the mean over chains."""
@@ -501,7 +460,7 @@ def _carry_out(
         _report_trouble(run)
     # Also of a complete run, which may have been killed before it was closed.
     stored_attrs = sink.attrs if complete else {}
-    seconds = run.seconds + (0.0 if complete else time.perf_counter() - run.started)
+    seconds = run.seconds if complete else run.elapsed
     busy = setting.executor.report.utilisation
     attrs = {
         **run.attrs(),

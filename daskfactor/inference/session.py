@@ -13,9 +13,9 @@ import daskfactor
 from daskfactor.checks import refuse_unknown, warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coupled import join
-from daskfactor.data.files import reopen
 from daskfactor.data.grid import Bands, Grid, block_at
 from daskfactor.data.loading import UNCERTAINTY
+from daskfactor.data.opening import reopen
 from daskfactor.data.sources import blocks_of
 from daskfactor.data.tensor import as_tensor, grid_of
 from daskfactor.data.weights import StoredWeights
@@ -24,7 +24,6 @@ from daskfactor.errors import (
     DataError,
     DataWarning,
     ModelError,
-    OptionError,
     StoreError,
     StoreFormatError,
 )
@@ -41,7 +40,7 @@ from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import Program, prepare_state
-from daskfactor.machine import available_memory
+from daskfactor.machine import require_memory
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.options import OnDevice, OnSampled, split
@@ -49,7 +48,7 @@ from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.files import damaged
 from daskfactor.results.trace import Run
-from daskfactor.urls import Url, is_url, sibling
+from daskfactor.urls import Location, is_url
 
 if TYPE_CHECKING:
     from daskfactor.executors.device import CUDA
@@ -345,7 +344,7 @@ def _weights_again(
         return {"weights": StoredWeights(weighting, weights.values)}
     if source.get("weights") is not None:
         path = source["weights"]
-        return {weighting: sibling(path, V) if isinstance(V, Url) and is_url(path) else path}
+        return {weighting: V.sibling(path) if isinstance(V, Location) and is_url(path) else path}
     options = [f"blocks={len(saved['row_offsets']) - 1}"]
     options += [f'unstored="{saved["unstored"]}"'] if saved["unstored"] else []
     options += ["balance=True"] if saved["balance"] else []
@@ -425,13 +424,9 @@ def check_data(model: Any, data: BlockedData) -> None:
             'as_blocks(V, dtype="float64")'
         )
     size = sum(data.shape) * model.width * data.dtype.itemsize
-    free = available_memory()
-    if size > free:  # before anything is made of that size
-        raise OptionError(
-            f"n_components={model.n_components} takes {size / 2**30:,.1f} GiB for one W and one H "
-            f"of {' x '.join(map(str, data.shape))} data, and {free / 2**30:,.1f} GiB of memory "
-            "are free; take fewer components"
-        )
+    shape = " x ".join(map(str, data.shape))
+    what = f"one W and one H of {shape} data with n_components={model.n_components} take"
+    require_memory(size, what, "take fewer components")  # before anything is made of that size
 
 
 def _block_trial(data: BlockedData, model: Any) -> Trial | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import (
-    cell_positions,
+    cells_at,
     cells_of_tensor,
     one_of,
     positive_number,
@@ -19,7 +19,7 @@ from daskfactor.checks import (
 )
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.coupled import CoupledData
-from daskfactor.data.grid import TensorGrid, inverse
+from daskfactor.data.grid import inverse
 from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import RowPositions
@@ -424,8 +424,8 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
     """
     if monitor is None:
         return None
-    if isinstance(data.grid, TensorGrid):
-        return cells_of_tensor(monitor, [side.size for side in data.grid.axes])
+    if data.grid.is_tensor:
+        return cells_of_tensor(monitor, data.grid.sizes)
     if isinstance(monitor, dict) and isinstance(data, CoupledData):
         return _cells_of(monitor, data)
     if isinstance(monitor, str):
@@ -436,7 +436,8 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
         cells = data.missing_cells()
     else:
         dims = data.labels.row_dim, data.labels.col_dim
-        cells = cell_positions(monitor, data.shape, dims, MONITOR, data.labels.keys)
+        rows, columns = cells_at(monitor, data.shape, MONITOR, dims, data.labels.keys)
+        cells = rows, columns
     return cells if cells[0].size else None
 
 
@@ -446,7 +447,7 @@ def _cells_of(monitor: dict[str, Any], data: CoupledData) -> Cells | None:
     for name, cells in monitor.items():
         if name not in names:
             raise OptionError(f"monitor names {name!r}, and the matrices are {', '.join(names)}")
-        named = cell_positions(cells, data.part_shape(name), ("row", "column"), MONITOR)
+        named = cells_at(cells, data.part_shape(name), MONITOR, ("row", "column"))
         cells_of_each.append(data.cells_of(name, *named))
     if not cells_of_each:
         return None

@@ -10,11 +10,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import label_at, match_labels, one_of, refuse_repeated, truth, whole_number
-from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.files import ANYTHING, open_input
 from daskfactor.data.labels import DEFAULT_DIMS
-from daskfactor.data.store import is_blocked_store
+from daskfactor.data.opening import ANYTHING, open_source
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.base import reference_sampler
@@ -25,7 +23,7 @@ from daskfactor.inference.posterior_draws import PosteriorDraws, read_posterior
 from daskfactor.inference.program import COLUMNS, Kernel
 from daskfactor.inference.session import Session, check_data, device_attrs, session
 from daskfactor.inference.setting import DRAWS_BUDGET, in_callers_order
-from daskfactor.machine import available_memory
+from daskfactor.machine import require_memory
 from daskfactor.models.covariates import Covariates, checked_covariates
 from daskfactor.models.settings import FixedComponents
 from daskfactor.options import OnSampled, verb
@@ -33,7 +31,6 @@ from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_run
 from daskfactor.results.trace import Run
 from daskfactor.results.views import UNSETTLED
-from daskfactor.urls import as_url
 
 Array = NDArray[Any]
 Axis = Literal["row", "column"]
@@ -151,12 +148,11 @@ def transform(
     one_of("axis", axis, AXES)
     point = truth("point", point)
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)
-    if isinstance(trace, xr.Dataset):
-        result = Run(trace)
-    else:
-        result = aligned_run(trace, "a mean of new rows") if point else Run.of(trace)
+    result = Run.of(trace, "a new row", point=True)
     result.require_matrix("transform")
-    posterior = read_posterior(result.tree, factor, draws, POINT_DRAWS if point else None)
+    if point and not result.is_point:
+        result = aligned_run(result.tree, "a mean of new rows")
+    posterior = read_posterior(result, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == posterior.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
     if UNSETTLED in result.attrs:
@@ -231,13 +227,13 @@ def _draw(plan: NewRows, run: Session[BlockedData]) -> Array:
     """
     data, blocks, factor = plan.data, plan.data.grid.blocks, plan.posterior.factor
     count, length, side = math.prod(plan.posterior.shape), data.shape[factor], SIDES[factor]
-    size, free = count * length * plan.model.width * data.dtype.itemsize, available_memory()
-    if size > free and not plan.point:
-        raise OptionError(
-            f"{count} draws of {length} new {side} take {size / 2**30:,.1f} GiB, and "
-            f"{free / 2**30:,.1f} GiB of memory are free; take fewer (draws=), their means "
-            f"(point=True), or some of the {side} at a time (first= says where a part begins)"
+    if not plan.point:
+        size = count * length * plan.model.width * data.dtype.itemsize
+        advice = (
+            f"take fewer (draws=), their means (point=True), or some of the {side} at a time "
+            "(first= says where a part begins)"
         )
+        require_memory(size, f"{count} draws of {length} new {side} take", advice)
     run.on_event(RunEvent("draw", 0, blocks))
     if run.executor.in_process:
         rows = plan.room(length)
@@ -250,11 +246,10 @@ def _draw(plan: NewRows, run: Session[BlockedData]) -> Array:
 
 def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
-    V = as_url(V, options.get("storage_options"))
-    says_itself = isinstance(V, BlockedData) or is_blocked_store(V)
-    if options.get("unstored") is not None or posterior.unstored is None or says_itself:
+    is_known = options.get("unstored") is not None or posterior.unstored is None
+    if is_known or isinstance(V, BlockedData):
         return V, options
-    source = V if isinstance(V, Source) else open_input(V, ReadOptions.of(options))
+    source = open_source(V, ReadOptions.of(options))
     rest = {name: value for name, value in options.items() if not hasattr(ANYTHING, name)}
     if source.is_sparse and source.unstored is None:
         rest["unstored"] = posterior.unstored

@@ -52,6 +52,12 @@ class Grid(NamedTuple):
         pixels[self.at] = values
         return pixels.reshape(self.shape)
 
+    def height_over_width(self) -> float:
+        """Return the aspect ratio of the image or map, or a default for an extreme one."""
+        height, width = map(np.ptp, self.coordinates) if self.coordinates else self.shape
+        ratio = float(height) / float(width)
+        return ratio if 0.25 <= ratio <= 4.0 else 0.75
+
 
 class FactorAxis(NamedTuple):
     """Axis of the entries of a factor in a figure.
@@ -108,7 +114,7 @@ def factor_axis(
     labels, dim, count = factor.labels, factor.dim, factor.mean.shape[1]
     index = labels[dim] if dim in labels.coords else None
     label = format_quantity({} if index is None else index.attrs, dim)
-    grid = _pixels(image_shape, count) or _grid(labels, dim)
+    grid = pixel_grid(image_shape, count) or _grid(labels, dim)
     kind = (show or {}).get(dim) or _kind(factor, index, grid if image_shape else None, grid)
     if kind not in KINDS:
         raise OptionError(f"show[{dim!r}] must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -163,7 +169,7 @@ def _is_smooth(mean: Array) -> bool:
     return total > 0 and float(np.square(np.diff(mean, axis=1)).sum()) < SMOOTH * 2 * total
 
 
-def _pixels(shape: tuple[int, int] | None, count: int) -> Grid | None:
+def pixel_grid(shape: tuple[int, int] | None, count: int) -> Grid | None:
     """Return the grid of an image with this number of pixels, or None."""
     if shape is None or shape[0] * shape[1] != count:
         return None

@@ -38,8 +38,6 @@ class Theme(NamedTuple):
     accent: str
     quiet: str
     warn: str
-    other: str
-    between: str
     chains: tuple[str, ...]
 
 
@@ -48,8 +46,6 @@ LIGHT = Theme(
     accent="#20639b",
     quiet="#b8c4d0",
     warn="#c0392b",
-    other="#d1682b",
-    between="#7fa6c9",
     chains=("#20639b", "#d1682b", "#3b8f5c", "#8e5aa8", "#a88a12", "#5b6770"),
 )
 DARK = Theme(
@@ -57,8 +53,6 @@ DARK = Theme(
     accent="#6db3f2",
     quiet="#5a6672",
     warn="#ff7b6b",
-    other="#f0955a",
-    between="#4a7396",
     chains=("#6db3f2", "#f0955a", "#6cc48f", "#c79be0", "#d9bc4a", "#a9b4bd"),
 )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -21,7 +21,6 @@ from daskfactor.plots.canvas import (
 )
 from daskfactor.plots.panels import (
     add_color_scale,
-    height_over_width,
     name_axis,
     name_map,
     panel,
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
 Shape = tuple[int, int] | None
 Show = Mapping[Any, str] | None
 Result = Trace | xr.Dataset
+Name = Literal["W", "H"] | None
+Target: TypeAlias = "Figure | SubFigure | None"
 
 _LIST_LENGTH: Final = 5
 """Number of entries in the lists of `components`."""
@@ -62,7 +63,7 @@ def components(
     chain: int | None = None,
     *,
     show: Show = None,
-    figure: "Figure | SubFigure | None" = None,
+    figure: Target = None,
 ) -> "Figure":
     """Draw the largest components, each with its column of W and its row of H.
 
@@ -157,11 +158,9 @@ def _factor_axes(
             f"show must have the keys {content.W.dim!r} or {content.H.dim!r}, got "
             f"{sorted(map(str, wrong))}"
         )
-    # If both dimensions have the same size, the rows are the pixels.
-    other = None if image_shape is not None and sizes[0] == sizes[1] else image_shape
-    if image_shape is not None and image_shape[0] * image_shape[1] != sizes[0]:
-        other = image_shape
-    return factor_axis(content.W, image_shape, show), factor_axis(content.H, other, show)
+    pixels = image_shape and image_shape[0] * image_shape[1]
+    shape_of_h = None if pixels == sizes[0] else image_shape  # of equal sizes, rows are the pixels
+    return factor_axis(content.W, image_shape, show), factor_axis(content.H, shape_of_h, show)
 
 
 def _caption(content: Components, k: int) -> str:
@@ -248,12 +247,7 @@ def overview(
 
 @figure("top-entries")
 def top_entries(
-    result: Result,
-    factor: Literal["W", "H"] | None = None,
-    count: int = 9,
-    entries: int = 10,
-    *,
-    figure: "Figure | SubFigure | None" = None,
+    result: Result, factor: Name = None, count: int = 9, entries: int = 10, *, figure: Target = None
 ) -> "Figure":
     """Draw the largest entries of each component with their names, such as words or genes.
 
@@ -288,7 +282,8 @@ def top_entries(
     2
     """
     content = components_of(result)
-    matrix = content.factor(_checked(factor) or _factor_with_names(content))
+    one_of("factor", factor, (None, "W", "H"))
+    matrix = content.factor(factor or _factor_with_names(content))
     axis = factor_axis(matrix, show={matrix.dim: "names"})
     entries = min(whole_number("entries", entries, 1), matrix.mean.shape[1])
     return _grid(content, matrix, axis, count, (3.0, 0.19 * entries + 0.75), figure, entries)
@@ -296,11 +291,7 @@ def top_entries(
 
 @figure("curves")
 def curves(
-    result: Result,
-    factor: Literal["W", "H"] | None = None,
-    count: int = 9,
-    *,
-    figure: "Figure | SubFigure | None" = None,
+    result: Result, factor: Name = None, count: int = 9, *, figure: Target = None
 ) -> "Figure":
     """Draw each component over an ordered dimension, with intervals, such as spectra.
 
@@ -333,18 +324,18 @@ def curves(
     2
     """
     content = components_of(result)
-    matrix, axis = _suitable_factor(content, _checked(factor), None, ("time", "curve"), "curves")
+    matrix, axis = _suitable_factor(content, factor, None, ("time", "curve"), "curves")
     return _grid(content, matrix, axis, count, (3.0, 1.7), figure)
 
 
 @figure("maps")
 def maps(
     result: Result,
-    factor: Literal["W", "H"] | None = None,
+    factor: Name = None,
     image_shape: Shape = None,
     count: int = 9,
     *,
-    figure: "Figure | SubFigure | None" = None,
+    figure: Target = None,
 ) -> "Figure":
     """Draw each component as a map or image, with its standard deviation below.
 
@@ -379,30 +370,27 @@ def maps(
     4
     """
     content = components_of(result)
-    kinds = "map", "picture"
-    matrix, axis = _suitable_factor(content, _checked(factor), image_shape, kinds, "maps")
-    height = 1.8 * min(max(height_over_width(axis), 0.4), 1.6) + 0.25
+    matrix, axis = _suitable_factor(content, factor, image_shape, ("map", "picture"), "maps")
+    assert axis.grid is not None
+    height = 1.8 * min(max(axis.grid.height_over_width(), 0.4), 1.6) + 0.25
     rows = 1 if matrix.variance is None else 2
-    count = min(whole_number("count", count, 1), len(content.labels))
-    target, cells = _cells(count, 4, (2.4, height * rows + 0.4), (0.4, 0.4), figure, rows)
+    cell, margin = (2.4, height * rows + 0.4), (0.4, 0.4)
+    target, cells = _cells(content, count, 4, cell, margin, figure, rows)
     for k, pair in enumerate(cells):
         panels = [(matrix.mean[k], matrix.nonnegative, _short_caption(content, k))]
         if matrix.variance is not None:
             panels.append((np.sqrt(matrix.variance[k]), True, "standard deviation"))
         for ax, (values, nonnegative, title) in zip(pair, panels, strict=True):
-            image = picture(ax, values, axis, nonnegative)
-            add_color_scale(target, ax, image)
+            add_color_scale(target, ax, picture(ax, values, axis.grid, nonnegative))
             ax.set_title(title, fontsize=SMALL)
-            last = k + 4 >= count and ax is pair[-1]
+            last = k + 4 >= len(cells) and ax is pair[-1]
             name_map(ax, axis, left=k % 4 == 0, bottom=last)
     target.suptitle(f"{matrix.name}: {_quantity(content, matrix)}, by {axis.dim}")
     return target.get_figure(root=True)
 
 
 @figure("shares")
-def shares(
-    result: Result, count: int = 50, *, figure: "Figure | SubFigure | None" = None
-) -> "Figure":
+def shares(result: Result, count: int = 50, *, figure: Target = None) -> "Figure":
     """Draw the share of the data of each component, and the share of draws that contain it.
 
     Parameters
@@ -457,12 +445,6 @@ def shares(
     return target.get_figure(root=True)
 
 
-def _checked(factor: Any) -> Any:
-    """Return the name of a factor; refuse other values."""
-    one_of("factor", factor, (None, "W", "H"))
-    return factor
-
-
 def _factor_with_names(content: Components) -> Literal["W", "H"]:
     """Return the factor whose entries have text labels, or the longer one."""
 
@@ -477,6 +459,7 @@ def _suitable_factor(
     content: Components, name: Any, image_shape: Shape, kinds: tuple[str, ...], figure_name: str
 ) -> tuple[Factor, FactorAxis]:
     """Return the factor that can be drawn as one of some kinds, and its axis."""
+    one_of("factor", name, (None, "W", "H"))
     both = [(factor, factor_axis(factor, image_shape)) for factor in (content.W, content.H)]
     for factor, axis in both:
         if name in (None, factor.name) and axis.kind in kinds:
@@ -499,19 +482,18 @@ def _grid(
     factor: Factor,
     axis: FactorAxis,
     count: int,
-    size: tuple[float, float],
-    figure: Any,
+    cell: tuple[float, float],
+    figure: Target,
     names: int = _LIST_LENGTH,
 ) -> "Figure":
     """Draw one factor with a panel for each component."""
-    count = min(whole_number("count", count, 1), len(content.labels))
-    target, cells = _cells(count, 3, size, (0.0, 0.5), figure)
+    target, cells = _cells(content, count, 3, cell, (0.0, 0.5), figure)
     for k, (ax,) in enumerate(cells):
         panel(ax, factor, axis, k, names)
         ax.set_title(_short_caption(content, k), fontsize=NORMAL)
         if axis.kind != "names":
             name_axis(ax, axis)
-            if k + 3 < count:
+            if k + 3 < len(cells):
                 ax.set_xlabel("")
     spread = "no interval" if factor.variance is None else f"{INTERVAL:.0%} intervals"
     target.suptitle(f"{factor.name}: {_quantity(content, factor)}, by {axis.label}; {spread}")
@@ -519,17 +501,19 @@ def _grid(
 
 
 def _cells(
+    content: Components,
     count: int,
     across: int,
-    size: tuple[float, float],
+    cell: tuple[float, float],
     margin: tuple[float, float],
-    figure: Any,
+    figure: Target,
     rows: int = 1,
 ) -> tuple["Figure | SubFigure", Any]:
     """Return a figure and its cells, one per component, each with ``rows`` axes."""
+    count = min(whole_number("count", count, 1), len(content.labels))
     across = min(across, count)
     bands = ceil(count / across)
-    target = figure or new_figure(size[0] * across + margin[0], size[1] * bands + margin[1])
+    target = figure or new_figure(cell[0] * across + margin[0], cell[1] * bands + margin[1])
     axes = subplots(target, bands * rows, across)
     cells = axes.reshape(bands, rows, across).swapaxes(1, 2).reshape(-1, rows)
     for ax in cells[count:].flat:

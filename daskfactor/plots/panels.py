@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.plots.axis_kinds import FactorAxis
+from daskfactor.plots.axis_kinds import FactorAxis, Grid
 from daskfactor.plots.canvas import SMALL, bare, color_bar, short_label, theme
 from daskfactor.results.components import Factor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
+    from matplotlib.cm import ScalarMappable
 
 Array = NDArray[np.float64]
 Interval = tuple[Array, Array] | None
@@ -42,7 +42,7 @@ def panel(ax: "Axes", factor: Factor, axis: FactorAxis, component: int, names: i
     """
     match axis.kind:
         case "picture" | "map":
-            return picture(ax, factor.mean[component], axis, factor.nonnegative)
+            return picture(ax, factor.mean[component], axis.grid, factor.nonnegative)
         case "names":
             entries(ax, factor, axis, component, names)
         case "bars":
@@ -105,41 +105,28 @@ def _from_zero(
 
 
 def picture(
-    ax: "Axes", values: Array, axis: FactorAxis, nonnegative: bool, top: float | None = None
-) -> "AxesImage":
+    ax: "Axes", values: Array, grid: Grid | None, nonnegative: bool, top: float | None = None
+) -> "ScalarMappable":
     """Draw an image or a map; colors start at zero, or are symmetric if values may be negative."""
-    grid = axis.grid
     assert grid is not None
     if top is None:
         top = float(np.quantile(np.abs(values), 0.998)) or float(np.abs(values).max()) or 1.0
-    options: dict[str, Any] = {"vmin": 0.0 if nonnegative else -top, "vmax": top}
-    gray = grid.coordinates is None
-    options["cmap"] = ("gray" if gray else "viridis") if nonnegative else "RdBu_r"
-    if grid.coordinates is None:
-        image = ax.imshow(grid.picture(values), interpolation="nearest", **options)
-    else:
-        rows, columns = grid.coordinates
-        image = ax.pcolormesh(  # type: ignore[assignment]
-            columns, rows, grid.picture(values), shading="nearest", rasterized=True, **options
-        )
-        ratio = height_over_width(axis) * float(np.ptp(columns)) / float(np.ptp(rows))
-        ax.set_aspect(ratio)
+    options: dict[str, Any] = {"vmin": 0.0 if nonnegative else -top, "vmax": top, "cmap": "RdBu_r"}
+    if nonnegative:
+        options["cmap"] = "gray" if grid.coordinates is None else "viridis"
     bare(ax, frame=True)
+    pixels = grid.picture(values)
+    if grid.coordinates is None:
+        return ax.imshow(pixels, interpolation="nearest", **options)
+    rows, columns = grid.coordinates
+    image = ax.pcolormesh(columns, rows, pixels, shading="nearest", rasterized=True, **options)
+    ax.set_aspect(grid.height_over_width() * float(np.ptp(columns)) / float(np.ptp(rows)))
     return image
 
 
 def add_color_scale(figure: Any, ax: "Axes", image: Any) -> None:
     """Add a color bar on the right of an image, as high as the image."""
     color_bar(figure, image, None, "", cax=ax.inset_axes((1.03, 0.0, 0.06, 1.0)))
-
-
-def height_over_width(axis: FactorAxis) -> float:
-    """Return the aspect ratio of an image or map, or a default for an extreme one."""
-    grid = axis.grid
-    assert grid is not None
-    height, width = grid.shape if grid.coordinates is None else map(np.ptp, grid.coordinates)
-    ratio = float(height) / float(width)
-    return ratio if 0.25 <= ratio <= 4.0 else 0.75
 
 
 def name_axis(ax: "Axes", axis: FactorAxis) -> None:

@@ -1,41 +1,26 @@
-"""Figures of a posterior of particles: masses, fit, distances, largest entries and scores."""
+"""Figures of a posterior of particles: masses, fit and distances."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
-    LARGE,
-    NORMAL,
-    SMALL,
     FloatArray,
     bare,
-    chain_colors,
-    check_table,
     color_bar,
-    component_titles,
     group,
-    heaviest,
-    in_style,
     label_line,
-    legend,
     new_figure,
     particle_names,
-    short_label,
     subplots,
     theme,
     threshold_line,
 )
 from daskfactor.plots.registry import figure
-from daskfactor.results.align import component_positions
 from daskfactor.results.compare import pairwise_distances
-from daskfactor.results.schema import component_labels
 from daskfactor.results.trace import Run, Trace, as_tree, effective_number
 
 if TYPE_CHECKING:
@@ -44,11 +29,6 @@ if TYPE_CHECKING:
 
 MAX_NAMES: Final = 40
 """Largest number of particles whose names are written below an axis."""
-_MARKERS: Final = "osD^vPX*"
-_MAX_ROWS: Final = 3
-"""Default number of components of `top_entries_plot`."""
-_MAX_LINES: Final = 4
-"""Largest number of lines of `scores_plot`."""
 MIN_SPAN: Final = 0.1
 """Smallest range of the colors of a scaled Stein matrix, so that negligible entries are pale."""
 
@@ -242,255 +222,3 @@ def _scaled_stein_matrix(tree: xr.DataTree, distances: xr.DataArray) -> FloatArr
         )
     root = np.sqrt(np.maximum(np.diag(matrix), np.finfo(np.float64).tiny))
     return np.asarray(matrix / root / root[:, None])
-
-
-@in_style
-def top_entries_plot(
-    top: xr.Dataset,
-    components: Any = None,
-    particles: int = 3,
-    *,
-    names: Sequence[str] | None = None,
-    figure: "Figure | SubFigure | None" = None,
-) -> "Figure":
-    """Draw the largest entries of components in several particles side by side.
-
-    The length of a bar is the size of the entry. Orange entries are in only one of the lists,
-    light blue ones in some, blue ones in all.
-
-    Parameters
-    ----------
-    top : xarray.Dataset
-        Result of `top_entries`.
-    components
-        Labels of the components; by default the first three of `top`.
-    particles : int
-        Number of particles, those with the largest mass first.
-    names : sequence of str, optional
-        Titles of the components.
-    figure : matplotlib Figure or SubFigure, optional
-        Figure to draw into; by default a new one.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        The figure; it is not displayed.
-
-    Raises
-    ------
-    OptionError
-        If the dataset is not a result of `top_entries`, an argument is invalid, or matplotlib is
-        not installed.
-
-    References
-    ----------
-    Masood and Doshi-Velez, figure 5.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import daskfactor as dfac
-    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
-    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
-    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
-    >>> figure = dfac.plots.top_entries_plot(dfac.top_entries(modes, count=3))
-    >>> len(figure.axes)
-    6
-    """
-    is_complete = {"label", "value", "share"} <= set(top.data_vars)
-    check_table(top, is_complete, "top_entries_plot", "top_entries")
-    mass = top["weight"].transpose("chain", "draw")
-    rows = heaviest(mass, whole_number("particles", particles, 1))
-    chosen = component_positions(top, components)[: _MAX_ROWS if components is None else None]
-    labels = component_labels(top)
-    titles = component_titles([labels[k] for k in chosen], names)
-    lists = top[["label", "value"]].stack(particle=("chain", "draw"), create_index=False)
-    lists = lists.transpose("particle", "component", "rank")
-    count = top.sizes["rank"]
-    size = 2.5 * rows.size + 0.4, (0.17 * count + 0.55) * len(chosen) + 0.5
-    target = new_figure(*size) if figure is None else figure
-    axes = subplots(target, len(chosen), rows.size)
-    particle_labels = particle_names(mass)
-    for line, k, title in zip(axes, chosen, titles, strict=True):
-        labels, values = (lists[name].values[rows, k] for name in ("label", "value"))
-        counts = _list_counts(labels, values)
-        longest = float(np.abs(values).max()) or 1.0
-        for ax, at, entry_names, sizes, list_counts in zip(
-            line, rows, labels, values, counts, strict=True
-        ):
-            colors = [
-                {1: theme().other, rows.size: theme().accent}.get(n, theme().between)
-                for n in list_counts
-            ]
-            _bars(ax, entry_names, sizes / longest, colors)
-            weight = mass.values.reshape(-1)[at]
-            ax.set_title(f"particle {particle_labels[at]}, mass {weight:.3f}", fontsize=NORMAL)
-        line[0].set_ylabel(title, fontsize=LARGE)
-    if rows.size > 1:
-        _legend(target, rows.size)
-    return target.get_figure(root=True)
-
-
-def _list_counts(labels: NDArray[Any], values: FloatArray) -> list[list[int]]:
-    """Return, for each entry of each list, the number of lists with it; zeros count as absent."""
-    lists = [set(row[sizes != 0].tolist()) for row, sizes in zip(labels, values, strict=True)]
-    return [[sum(label in one for one in lists) for label in row] for row in labels.tolist()]
-
-
-def _bars(ax: "Axes", labels: NDArray[Any], lengths: FloatArray, colors: list[str]) -> None:
-    """Draw bars from the top down, with their names to the right."""
-    at = np.arange(labels.size)
-    ax.barh(at, np.abs(lengths), height=0.72, color=colors)
-    for y, label, length in zip(at, labels, lengths, strict=True):
-        text = short_label(label) if length >= 0 else f"{short_label(label)} (−)"
-        ax.annotate(
-            text,
-            (abs(length), y),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            color=theme().ink if length else theme().quiet,
-        )
-    ax.set_ylim(labels.size - 0.4, -0.6)
-    ax.set_xlim(0.0, 1.9)
-    bare(ax)
-    ax.spines["left"].set(visible=True, color=theme().quiet)
-
-
-def _legend(figure: "Figure | SubFigure", lists: int) -> None:
-    """Add the legend of the colors of entries."""
-    from matplotlib.patches import Patch
-
-    texts = {
-        theme().accent: "in all lists",
-        theme().between: "in some lists",
-        theme().other: "in one list",
-    }
-    if lists == 2:
-        del texts[theme().between]
-    handles = [Patch(color=color, label=text) for color, text in texts.items()]
-    legend(figure, handles, ncols=len(texts), fontsize=NORMAL)
-
-
-@in_style
-def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
-    """Draw the scores of all particles by class, with a dotted line for the best of each class.
-
-    A dot is a particle, whose area grows with its mass; a short bar is the mean. If a particle is
-    best in one class only, its line is low in the others. At most four particles have a line: those
-    that are best in most classes, then those with the largest difference to the best.
-
-    Parameters
-    ----------
-    scores : xarray.Dataset
-        Result of `downstream`.
-    figure : matplotlib Figure or SubFigure, optional
-        Figure to draw into; by default a new one.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        The figure; it is not displayed.
-
-    Raises
-    ------
-    OptionError
-        If the dataset is not a result of `downstream`, or matplotlib is not installed.
-
-    References
-    ----------
-    Masood and Doshi-Velez, figures 6 and 8.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import daskfactor as dfac
-    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
-    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
-    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
-    >>> def error(W, H):
-    ...     return np.mean((V - W @ H) ** 2)
-    >>> figure = dfac.plots.scores_plot(dfac.downstream(modes, error, best="lowest"))
-    >>> len(figure.axes)
-    1
-    """
-    is_complete = {"value", "best_draw", "best_chain"} <= set(scores.data_vars)
-    check_table(scores, is_complete, "scores_plot", "downstream")
-    names = [str(name) for name in scores["score"].values]
-    mass = scores["weight"].transpose("chain", "draw")
-    values = scores["value"].transpose("chain", "draw", "score").values.reshape(mass.size, -1)
-    best = _best_positions(scores)
-    target = new_figure(2.9 + 1.1 * max(len(names), 2), 3.6) if figure is None else figure
-    ax = subplots(target, 1, 1)[0, 0]
-    at = np.arange(len(names))
-    share = mass.values.reshape(-1) / mass.values.max()
-    spread = 0.26 * _jitter(mass.size)
-    for k in at:
-        ax.scatter(
-            k + spread,
-            values[:, k],
-            s=6 + 34 * share,
-            color=theme().quiet,
-            alpha=0.75,
-            lw=0,
-            zorder=1,
-        )
-    ax.hlines(scores["mean"].values, at - 0.3, at + 0.3, color=theme().ink, lw=1.2, zorder=2)
-    particle_labels = particle_names(mass)
-    with_line = _particles_with_line(best, values)
-    for number, (particle, color) in enumerate(
-        zip(dict.fromkeys(best), chain_colors(len(set(best))), strict=True)
-    ):
-        won = [k for k, one in enumerate(best) if one == particle]
-        marker = _MARKERS[number % len(_MARKERS)]
-        label = f"{particle_labels[particle]}: best in {', '.join(names[k] for k in won)}"
-        x = at + spread[particle]
-        if particle in with_line:
-            line: dict[str, Any] = {
-                "ls": ":",
-                "lw": 1.3,
-                "ms": 4,
-                "mfc": ax.get_facecolor(),
-                "zorder": 3,
-            }
-            ax.plot(x, values[particle], marker, color=color, **line)
-        best_of: dict[str, Any] = {"ls": "none", "ms": 7, "zorder": 5, "label": label}
-        ax.plot(x[won], values[particle, won], marker, color=color, **best_of)
-    slanted = max(map(len, names)) > 12
-    ax.set_xticks(at, names, rotation=20 if slanted else 0, ha="right" if slanted else "center")
-    ax.set_xlim(-0.5, len(names) - 0.5)
-    ax.set_ylabel("score")
-    ax.set_title("score of every particle (bar: mean)")
-    options = {"title": "particle", "title_fontsize": SMALL, "alignment": "left"}
-    legend(target, loc="outside right upper", **options)
-    return target.get_figure(root=True)
-
-
-def _best_positions(scores: xr.Dataset) -> list[int]:
-    """Return the position of the best particle of every score, chain after chain."""
-    chain, draw = (
-        scores.indexes[dim].get_indexer(pd.Index(scores[f"best_{dim}"].values))
-        for dim in ("chain", "draw")
-    )
-    if min(chain.min(initial=0), draw.min(initial=0)) < 0:
-        raise OptionError(
-            "scores must contain the best particle of every score; select particles before "
-            "downstream(), not after it"
-        )
-    return [int(at) for at in chain * scores.sizes["draw"] + draw]
-
-
-def _particles_with_line(best: list[int], values: FloatArray) -> list[int]:
-    """Return those of the best particles that get a line."""
-    highest = values[best, np.arange(len(best))]
-
-    def rank(particle: int) -> tuple[int, float]:
-        return -best.count(particle), -float(np.nanmax(np.abs(values[particle] - highest)))
-
-    return sorted(set(best), key=rank)[:_MAX_LINES]
-
-
-def _jitter(count: int) -> FloatArray:
-    """Return numbers from -1 to 1, with distant neighbors, that are the same in every figure."""
-    golden = (np.arange(count) * 0.6180339887498949) % 1.0
-    return np.asarray(2.0 * golden - 1.0)

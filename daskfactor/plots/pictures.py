@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of
 from daskfactor.errors import OptionError
+from daskfactor.plots.axis_kinds import pixel_grid
 from daskfactor.plots.canvas import (
     SMALL,
     FloatArray,
@@ -22,11 +23,12 @@ from daskfactor.plots.canvas import (
     subplots,
     theme,
 )
+from daskfactor.plots.panels import picture
 from daskfactor.plots.registry import figure
 from daskfactor.results.align import aligned_run, component_positions, unit_size
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.schema import component_labels
-from daskfactor.results.trace import Trace, each_draw
+from daskfactor.results.trace import Trace, draw_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,11 +109,8 @@ def faces_panel(
         if stack.shape != shape:
             raise OptionError(f"{name} must have the shape of original, {shape}, got {stack.shape}")
     count, height, width = shape
-    figure = new_figure(
-        _IMAGE_WIDTH * count + 1.3, 4 * _IMAGE_WIDTH * height / width + (0.9 if title else 0.5)
-    )
-    axes = subplots(figure, 4, count)
-    figure.set_layout_engine("constrained", w_pad=0.015, h_pad=0.015, wspace=0.0, hspace=0.0)
+    size = _IMAGE_WIDTH * count + 1.3, 4 * _IMAGE_WIDTH * height / width + (0.9 if title else 0.5)
+    figure, axes = _sheet(size, 0.015, 4, labels or [""] * count)
     top = float(np.nanmax(rows["original"])) if white is None else white
     finite = rows["posterior sd"][np.isfinite(rows["posterior sd"])]
     sd_top = float(np.quantile(finite, 0.995)) if finite.size else 0.0
@@ -121,8 +120,6 @@ def faces_panel(
     spread = _row(axes[3], rows["posterior sd"], "magma", sd_top if sd_top > 0 else 1.0)
     for ax, name in zip(axes[:, 0], rows, strict=True):
         ax.set_ylabel(name)
-    for ax, label in zip(axes[0], labels or [], strict=False):
-        ax.set_title(label, fontsize=SMALL, loc="center", pad=3)
     for image, span, label in ((gray, axes[:3], "value"), (spread, axes[3:], "sd")):
         options = {"pad": 0.01, "aspect": 12 * len(span)}
         color_bar(figure, image, span.ravel().tolist(), label, **options)
@@ -133,11 +130,11 @@ def faces_panel(
 
 def _row(axes: Sequence["Axes"], stack: FloatArray, cmap: str, top: float) -> "AxesImage":
     """Draw a row of images on a scale from 0 to ``top``."""
-    for ax, picture in zip(axes, stack, strict=True):
+    for ax, pixels in zip(axes, stack, strict=True):
         bare(ax)
         # NaN is not drawn, so that erased pixels have the color of the background.
         ax.set_facecolor(_ERASED_COLOR)
-        image = ax.imshow(picture, cmap=cmap, vmin=0.0, vmax=top, interpolation="nearest")
+        image = ax.imshow(pixels, cmap=cmap, vmin=0.0, vmax=top, interpolation="nearest")
     return image
 
 
@@ -202,7 +199,7 @@ def particle_panel(
     mass, symmetries, draws = aligned.masses, aligned.symmetries, aligned.posterior
     rows = _positions(particles, mass)
     pairs = [
-        next(each_draw(draws.isel(chain=[chain], draw=[draw])))
+        draw_at(draws, chain, draw)
         for chain, draw in zip(*np.divmod(rows, draws.sizes["draw"]), strict=True)
     ]
     chosen = component_positions(draws, components)
@@ -248,31 +245,38 @@ def _panel(
     row_titles: Sequence[str],
 ) -> "Figure":
     """Draw cells of one size; values are (particle, component, entry)."""
-    count, width = values.shape[:2]
+    count, width, size = values.shape
+    grid = pixel_grid(image_shape, size)
     cell, aspect = _PROFILE_SIZE
-    if image_shape is not None:
-        cell, aspect = _IMAGE_WIDTH, min(image_shape[0] / image_shape[1], 2.0)
-    figure = new_figure(cell * width + 1.2, cell * aspect * count + 0.5)
-    axes = subplots(figure, count, width)
-    figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0)
-    low = min(float(values.min()), 0.0)
-    for k, title in enumerate(titles):
+    if grid is not None:
+        cell, aspect = _IMAGE_WIDTH, min(grid.shape[0] / grid.shape[1], 2.0)
+    figure_size = cell * width + 1.2, cell * aspect * count + 0.5
+    figure, axes = _sheet(figure_size, 0.02, count, titles)
+    nonnegative = float(values.min()) >= 0
+    for k in range(width):
         sizes = np.abs(values[:, k])
-        top = float(np.quantile(sizes, 1.0 if image_shape is None else 0.995))
+        top = float(np.quantile(sizes, 1.0 if grid is None else 0.995))
         top = top if top > 0 else max(float(sizes.max()), 1e-300)
-        span = (-top if low < 0 else 0.0, top)
         for ax, entries in zip(axes[:, k], values[:, k], strict=True):
-            if image_shape is None:
-                _draw_profile(ax, entries, span)
+            if grid is None:
+                _draw_profile(ax, entries, (0.0 if nonnegative else -top, top))
             else:
-                cmap = "RdBu_r" if low < 0 else "gray"
-                picture = entries.reshape(image_shape)
-                ax.imshow(picture, cmap=cmap, vmin=span[0], vmax=span[1], interpolation="nearest")
-            bare(ax, frame=image_shape is not None)
-        axes[0, k].set_title(title, fontsize=SMALL, loc="center", pad=3)
+                picture(ax, entries, grid, nonnegative, top)
     for ax, title in zip(axes[:, 0], row_titles, strict=True):
         ax.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=SMALL)
     return figure
+
+
+def _sheet(
+    size: tuple[float, float], pad: float, rows: int, titles: Sequence[str]
+) -> tuple["Figure", Any]:
+    """Return a figure with cells close to each other, and a title above each column."""
+    figure = new_figure(*size)
+    axes = subplots(figure, rows, len(titles))
+    figure.set_layout_engine("constrained", w_pad=pad, h_pad=pad, wspace=0.0, hspace=0.0)
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title, fontsize=SMALL, loc="center", pad=3)
+    return figure, axes
 
 
 def _draw_profile(ax: "Axes", values: FloatArray, span: tuple[float, float]) -> None:
@@ -282,3 +286,4 @@ def _draw_profile(ax: "Axes", values: FloatArray, span: tuple[float, float]) -> 
     ax.axhline(0.0, color=theme().ink, lw=0.5)
     ax.set_ylim(span[0] * 1.05, span[1] * 1.05)
     ax.set_xlim(-0.5, values.size - 0.5)
+    bare(ax)

@@ -5,7 +5,7 @@ from html import escape
 from importlib.resources import files
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import xarray as xr
 
@@ -20,18 +20,6 @@ from daskfactor.results.files import disk_errors
 from daskfactor.results.finalize import facts
 from daskfactor.results.identifiability import component_swaps
 from daskfactor.results.trace import Run, Trace, as_tree, reads_in_threads
-
-SECTIONS: Final = {
-    "verdict": "Verdict",
-    "care": "Cautions",
-    "data": "Data",
-    "model": "Model and settings",
-    "components": "Components",
-    "identifiability": "Identifiability of components",
-    "convergence": "Convergence",
-    "held-out": "Held-out values",
-    "rank": "Number of components",
-}
 
 
 @dataclass(frozen=True)
@@ -137,35 +125,28 @@ def report(
     unaligned = as_tree(trace)
     tree = with_names(unaligned)
     name = title or ("A run" if isinstance(trace, xr.DataTree) else Path(fspath(trace)).name)
-    (about, summary), content = facts(unaligned, name, tree), components_of(tree)
-    swaps = component_swaps(tree) if Run(tree).has_draws else None
-    coverage = None if held_out is None else held_out_coverage(tree, *_cells_and_values(held_out))
+    about, summary = facts(unaligned, name, tree)
+    content = sections.Content(
+        tree,
+        about,
+        summary,
+        components_of(tree),
+        swaps=component_swaps(tree) if Run(tree).has_draws else None,
+        coverage=None
+        if held_out is None
+        else held_out_coverage(tree, *_cells_and_values(held_out)),
+        evidence=evidence,
+        image_shape=image_shape,
+    )
+    parts = ((key, title, make(content)) for key, (title, make) in sections.SECTIONS.items())
     variables = {
         "title": name,
         "subtitle": f"Bayesian matrix factorization with daskfactor, {about['created_at']}",
-        "lights": sections.lights(summary),
-        "sound": all(one.status in ("green", "none") for one in summary.lights.values()),
-        "cautions": sections.cautions(summary, about, content, swaps, coverage),
-        "data": sections.data(about, content),
-        "settings": sections.settings(about),
-        "size": "mean" if content.W.nonnegative else "size (root mean square)",
-        "spread": sections.spread(content),
-        "pictures": sections.pictures(tree, content, image_shape),
-        "components": sections.components(content),
-        "swaps": None if swaps is None else sections.swaps(content, swaps),
-        "no_swaps": "The run has only means and variances. Finding components that swap needs "
-        'draws: run again with keep="draws".',
-        "convergence": sections.convergence(summary),
-        "traces": sections.traces(tree),
-        "calibration": None if coverage is None else sections.calibration(coverage, content),
-        "evidence": None if evidence is None else sections.evidence(evidence),
+        "sections": [section for section in parts if section[2]],
         "footer": f"Made by daskfactor {daskfactor.__version__} from a run of version "
         f"{about['daskfactor']}. This page loads nothing from the network.",
     }
-    omitted = {"held-out"} if coverage is None else set()
-    omitted |= {"rank"} if evidence is None else set()
-    titles = [(key, text) for key, text in SECTIONS.items() if key not in omitted]
-    page = Report(_template().render(variables, sections=titles))
+    page = Report(_template().render(variables))
     if path is not None:
         page.save(path, overwrite)
     return page

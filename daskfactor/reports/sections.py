@@ -1,7 +1,8 @@
-"""Contents of the sections of a report: texts, tables and images for the template."""
+"""Sections of a report, by a table: each is a list of parts, which macros of the template draw."""
 
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -30,22 +31,27 @@ MAX_LISTED: Final = 30
 """Largest number of components whose largest entries are listed."""
 ENTRIES: Final = 6
 """Number of entries in these lists."""
-SIGNS: Final = {"green": "✓", "amber": "!", "red": "✕", "none": "–"}
 WORDS: Final = {
-    "green": "Reliable",
-    "amber": "Use with care",
-    "red": "Not reliable",
-    "none": "Unknown",
+    "green": ("✓", "Reliable"),
+    "amber": ("!", "Use with care"),
+    "red": ("✕", "Not reliable"),
+    "none": ("–", "Unknown"),
 }
+"""Sign and text of each light."""
+RANK_COLUMNS: Final = {
+    "log_evidence": "log evidence",
+    "standard_error": "standard error",
+    "discretization_error": "discretization error",
+    "held_out_log_score": "held-out log score",
+}
+"""Titles of the columns of the table of ranks."""
 MIN_SWAPS: Final = 0.05
 """Smallest share of draws with a swap that is reported."""
 MAX_WIDTH: Final = 1.0
 """Largest relative width of the intervals of a component that is not reported as wide."""
-TRANSPARENT: Final = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-}
+TRANSPARENT: Final = dict.fromkeys(
+    ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"
+)
 """Settings of matplotlib for images with the background of the page."""
 DPI: Final = 130
 """Resolution of images, in pixels per inch."""
@@ -77,6 +83,23 @@ def picture(alt: str, draw: Callable[[], "Figure"]) -> Picture:
     return Picture(alt, width, height, *images)
 
 
+class Content(NamedTuple):
+    """What a report is about: the run, its description and summary, and results to include."""
+
+    tree: xr.DataTree
+    about: Mapping[str, Any]
+    summary: Summary
+    components: Components
+    swaps: xr.Dataset | None
+    coverage: xr.Dataset | None
+    evidence: Any
+    image_shape: tuple[int, int] | None
+
+
+Parts = list[tuple[str, Any]]
+"""Parts of a section: the name of a macro of the template, and the value that it draws."""
+
+
 class Table(NamedTuple):
     """Table with a caption, names of columns, and rows that start with their names."""
 
@@ -85,45 +108,36 @@ class Table(NamedTuple):
     rows: list[list[str]]
 
 
-def lights(summary: Summary) -> list[dict[str, Any]]:
+def verdict(run: Content) -> Parts:
     """Return the lights of the verdict, with signs and words."""
-    return [
-        {
-            "name": LIGHTS[name].capitalize(),
-            "status": light.status,
-            "sign": SIGNS[light.status],
-            "word": WORDS[light.status],
-            "reasons": light.reasons,
-            "advice": light.advice,
-        }
-        for name, light in summary.lights.items()
+    lights = [
+        (LIGHTS[name].capitalize(), *WORDS[light.status], light)
+        for name, light in run.summary.lights.items()
     ]
+    return [("lights", lights)]
 
 
-def cautions(
-    summary: Summary,
-    about: Mapping[str, Any],
-    content: Components,
-    swaps: xr.Dataset | None,
-    coverage: xr.Dataset | None,
-) -> list[str]:
+def cautions(run: Content) -> Parts:
     """Return sentences about results that need care."""
-    cautions = []
-    if about["diverging"]:
-        cautions.append(
-            f"{about['diverging']} steps diverged and were rejected; draws around them may miss a "
-            "part of the posterior."
+    lines = []
+    if run.about["diverging"]:
+        lines.append(
+            f"{run.about['diverging']} steps diverged and were rejected; draws around them may "
+            "miss a part of the posterior."
         )
-    if content.chain is not None:
-        cautions.append(
+    if run.components.chain is not None:
+        lines.append(
             "The run has no draws, so that the components of its chains cannot be aligned: those "
-            f"of chain {content.chain} are shown."
+            f"of chain {run.components.chain} are shown."
         )
-    if swaps is not None:
-        cautions += _swap_cautions(swaps, content)
-    if coverage is not None:
-        cautions += _coverage_cautions(coverage)
-    return [*cautions, *summary.notes]
+    if run.swaps is not None:
+        lines += _swap_cautions(run.swaps, run.components)
+    if run.coverage is not None:
+        lines += _coverage_cautions(run.coverage)
+    if lines := [*lines, *run.summary.notes]:
+        return [("lines", lines)]
+    sound = all(one.status in ("green", "none") for one in run.summary.lights.values())
+    return [("text", "None." if sound else "None, except those in the verdict above.")]
 
 
 def _swap_cautions(swaps: xr.Dataset, content: Components) -> list[str]:
@@ -171,19 +185,20 @@ def _coverage_cautions(coverage: xr.Dataset) -> list[str]:
     return cautions
 
 
-def data(about: Mapping[str, Any], content: Components) -> list[tuple[str, str]]:
+def data(run: Content) -> Parts:
     """Return size, missing cells, units and labels of the data."""
-    facts = dict(description_lines(about))
-    rows, columns = about["data"]["shape"]
-    missing = rows * columns - about["data"]["n_observed"]
-    lines = [("size", facts["data"])]
-    lines.append(("not observed", f"{missing:,} cells ({missing / (rows * columns):.1%})"))
-    mean = about["data"].get("mean")
-    values = content.quantity if mean is None else f"{content.quantity}, mean {mean:.4g}"
-    lines.append(("values", values))
-    for name, factor in (("rows", content.W), ("columns", content.H)):
-        lines.append((f"{name}: {factor.dim}", _label_ranges(factor)))
-    return lines
+    content, about = run.components, run.about["data"]
+    rows, columns = about["shape"]
+    missing = rows * columns - about["n_observed"]
+    mean = "" if about.get("mean") is None else f", mean {about['mean']:.4g}"
+    lines = [
+        ("size", dict(description_lines(run.about))["data"]),
+        ("not observed", f"{missing:,} cells ({missing / (rows * columns):.1%})"),
+        ("values", content.quantity + mean),
+        (f"rows: {content.W.dim}", _label_ranges(content.W)),
+        (f"columns: {content.H.dim}", _label_ranges(content.H)),
+    ]
+    return [("facts", lines)]
 
 
 def _label_ranges(factor: Factor) -> str:
@@ -195,40 +210,35 @@ def _label_ranges(factor: Factor) -> str:
     return f"{factor.mean.shape[1]:,}; {'; '.join(ranges) or 'no labels'}"
 
 
-def settings(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+def settings(run: Content) -> Parts:
     """Return model, sampler, draws, time and versions."""
-    return [line for line in description_lines(about) if line[0] != "data"]
+    return [("facts", [line for line in description_lines(run.about) if line[0] != "data"])]
 
 
-def spread(content: Components) -> str:
-    """Return an explanation of bands and whiskers."""
-    return "" if content.W.variance is None else "Bands, whiskers and ranges are 90 % intervals."
-
-
-def pictures(tree: xr.DataTree, content: Components, image_shape: Any) -> list[Picture]:
-    """Return figures of the components, without those that do not apply."""
+def components(run: Content) -> Parts:
+    """Return figures of the components, without those that do not apply, and largest entries."""
+    content, tree = run.components, run.tree
+    intervals = (
+        "" if content.W.variance is None else "Bands, whiskers and ranges are 90 % intervals."
+    )
+    size = "mean" if content.W.nonnegative else "size (root mean square)"
     count = min(MAX_DRAWN, len(content.labels))
     caption = (
         f"The {count} components with the largest shares of the data, by {content.W.dim} (left) "
         f"and {content.H.dim} (right), with 90 % intervals."
     )
-    images = [picture(caption, partial(components_figure, tree, image_shape, count))]
+    first = picture(caption, partial(components_figure, tree, run.image_shape, count))
+    parts: Parts = [("about_components", (size, intervals)), ("figure", first)]
     captions = {
         "shares": "Share of the data of each component, and share of the draws that contain it.",
         "maps": "Maps of components, each with its standard deviation below.",
     }
     for name, alt in captions.items():
-        options = {"image_shape": image_shape} if name == "maps" else {}
-        try:
-            images.append(picture(alt, partial(draw, tree, name, **options)))
-        except OptionError:
-            continue
-    return images
-
-
-def components(content: Components) -> list[dict[str, Any]]:
-    """Return the largest entries of every component as tables."""
-    return [_component(content, k) for k in range(min(MAX_LISTED, len(content.labels)))]
+        options = {"image_shape": run.image_shape} if name == "maps" else {}
+        with suppress(OptionError):
+            parts.append(("figure", picture(alt, partial(draw, tree, name, **options))))
+    listed = range(min(MAX_LISTED, len(content.labels)))
+    return [*parts, ("entries", [_component(content, k) for k in listed])]
 
 
 def _component(content: Components, k: int) -> dict[str, Any]:
@@ -256,11 +266,14 @@ def _entries(factor: Factor, k: int, unit: str) -> Table:
     return Table(f"{factor.dim}, {unit}", [factor.dim, "mean", "90 % interval"], rows)
 
 
-def swaps(content: Components, table: xr.Dataset) -> Table:
+def identifiability(run: Content) -> Parts:
     """Return a table of the swaps of each component."""
-    titles = dict(zip(content.labels, content.titles, strict=True))
+    if run.swaps is None:
+        text = "The run has only means and variances. Finding components that swap needs draws: "
+        return [("text", f'{text}run again with keep="draws".')]
+    titles = dict(zip(run.components.labels, run.components.titles, strict=True))
     rows = []
-    for label, row, itself, others in _matches(table, content):
+    for label, row, itself, others in _matches(run.swaps, run.components):
         another = "–"
         if any(others.values()):
             most = max(others, key=lambda other: others[other])
@@ -270,7 +283,8 @@ def swaps(content: Components, table: xr.Dataset) -> Table:
         shares = [f"{itself:.1%}", another, f"{float(row['none']):.1%}"]
         rows.append([titles[label], *shares, *widths, _interpretation(itself, row)])
     head = ["component", "itself", "another", "none", "width of W", "width of H", "interpretation"]
-    return Table("Share of the draws in which each component matches", head, rows)
+    table = Table("Share of the draws in which each component matches", head, rows)
+    return [("about_swaps", None), ("table", table)]
 
 
 def _interpretation(itself: float, row: xr.Dataset) -> str:
@@ -281,44 +295,44 @@ def _interpretation(itself: float, row: xr.Dataset) -> str:
     return "identified, but wide" if np.nanmax([*widths, 0.0]) > MAX_WIDTH else "identified"
 
 
-def convergence(summary: Summary) -> Table | None:
-    """Return the worst values of each kind of quantity, as `summarize` prints them."""
-    if "rhat" not in summary:
-        return None
+def convergence(run: Content) -> Parts:
+    """Return the worst values of each kind of quantity, as `summarize` prints them, and figures."""
+    parts: Parts = [] if "rhat" not in run.summary else [("table", _worst_values(run.summary))]
+    captions = {
+        "trace": "Log density of each chain over its cycles. Right: draws only, without the effect "
+        "of the relative scales of W and H; the verdict is based on this series."
+    }
+    if Run(run.tree).is_particles:
+        captions = {
+            "trace": "Objective or log density of each particle; the area of a dot is its weight.",
+            "weights": "Mass of each particle, the largest first, and its fit below.",
+            "diversity": "Distances between particles in degrees, with similar particles together.",
+        }
+    figures = (picture(alt, partial(draw, run.tree, name)) for name, alt in captions.items())
+    return parts + [("figure", one) for one in figures]
+
+
+def _worst_values(summary: Summary) -> Table:
+    """Return the worst values of each kind of quantity."""
     rows = []
     for part in sections_of(summary).to_dict(orient="records"):
         numbers = [f"{part['rhat']:.3f}", f"{part['ess_bulk']:.0f}", f"{part['ess_tail']:.0f}"]
         cells = [number.replace("nan", "–") for number in numbers]
         rows.append([TITLES[part["kind"]], *cells, f"{part['total']}"])
     size = f"{summary.attrs['chains']} chains of {summary.attrs['draws']} draws"
-    return Table(
-        f"{size}; worst value of each kind of quantity",
-        ["kind", "R-hat", "ESS bulk", "ESS tail", "quantities"],
-        rows,
-    )
+    head = ["kind", "R-hat", "ESS bulk", "ESS tail", "quantities"]
+    return Table(f"{size}; worst value of each kind of quantity", head, rows)
 
 
-def traces(tree: xr.DataTree) -> list[Picture]:
-    """Return the figure of the log density, and for particles those of weights and distances."""
-    captions = {
-        "trace": "Log density of each chain over its cycles. Right: draws only, without the effect "
-        "of the relative scales of W and H; the verdict is based on this series."
-    }
-    if Run(tree).is_particles:
-        captions = {
-            "trace": "Objective or log density of each particle; the area of a dot is its weight.",
-            "weights": "Mass of each particle, the largest first, and its fit below.",
-            "diversity": "Distances between particles in degrees, with similar particles together.",
-        }
-    return [picture(alt, partial(draw, tree, name)) for name, alt in captions.items()]
-
-
-def calibration(coverage: xr.Dataset, content: Components) -> dict[str, Any]:
+def held_out_cells(run: Content) -> Parts:
     """Return errors and the coverage of intervals for held-out cells."""
+    coverage = run.coverage
+    if coverage is None:
+        return []
     text = (
         f"{int(coverage['cells']):,} cells were held out of the fit and predicted. The root mean "
         f"square error of the posterior mean is {float(coverage['rmse']):.4g}, the mean absolute "
-        f"error {float(coverage['mae']):.4g} ({content.quantity})."
+        f"error {float(coverage['mae']):.4g} ({run.components.quantity})."
     )
     rows = [
         [f"{level:.0%}", f"{float(inside):.1%}", f"± {2 * float(error):.1%}"]
@@ -326,44 +340,36 @@ def calibration(coverage: xr.Dataset, content: Components) -> dict[str, Any]:
     ]
     target = "a new observation" if coverage.attrs["of"] == "observation" else "the mean"
     caption = f"Share of these cells inside the interval of {target}"
-    return {
-        "text": text,
-        "table": Table(caption, ["interval", "coverage", "two standard errors"], rows),
-    }
+    table = Table(caption, ["interval", "coverage", "two standard errors"], rows)
+    return [("text", text), ("table", table)]
 
 
-def evidence(result: Any) -> dict[str, Any]:
+def rank(run: Content) -> Parts:
     """Return the evidence of ranks, or of this model."""
+    result = run.evidence
+    if result is None:
+        return []
     if isinstance(result, Evidence):
         relation = "is at least" if result.bound else "is"
         text = f"The log evidence {relation} {result.value:.6g} ± {result.total_error:.2g} nats."
-        return {"lines": [text], "table": None, "picture": None}
+        return [("text", text)]
     if not isinstance(result, xr.Dataset) or "log_evidence" not in result:
         raise OptionError(
             "evidence must be a result of select_rank() or log_evidence(), got "
             f"{type(result).__name__}"
         )
-    names = {
-        "log_evidence": "log evidence",
-        "standard_error": "standard error",
-        "discretization_error": "discretization error",
-        "held_out_log_score": "held-out log score",
-    }
-    columns = [name for name in names if name in result]
+    columns = {name: title for name, title in RANK_COLUMNS.items() if name in result}
+    table = result[[*columns]].to_dataframe()
     rows = [
-        [
-            str(n),
-            *(f"{float(result[name].sel(rank=n)):.5g}".replace("nan", "–") for name in columns),
-        ]
-        for n in result["rank"].values.tolist()
+        [f"{one.Index}", *(f"{value:.5g}".replace("nan", "–") for value in one[1:])]
+        for one in table.itertuples()
     ]
-    table = Table("Compared ranks", ["rank", *(names[name] for name in columns)], rows)
     alt = "Log evidence over the number of components, with two standard errors."
-    return {
-        "lines": list(_rank_lines(result.attrs)),
-        "table": table,
-        "picture": picture(alt, partial(plot_ranks, result)),
-    }
+    return [
+        *(("text", line) for line in _rank_lines(result.attrs)),
+        ("table", Table("Compared ranks", ["rank", *columns.values()], rows)),
+        ("figure", picture(alt, partial(plot_ranks, result))),
+    ]
 
 
 def _rank_lines(attrs: Mapping[str, Any]) -> Iterable[str]:
@@ -377,3 +383,17 @@ def _rank_lines(attrs: Mapping[str, Any]) -> Iterable[str]:
         yield f"Held-out cells are predicted best with {attrs['best_held_out']} components."
     if attrs.get("at_edge"):
         yield f"The best rank is the {attrs['at_edge']} of the compared ones: try ranks beyond it."
+
+
+SECTIONS: Final[dict[str, tuple[str, Callable[[Content], Parts]]]] = {
+    "verdict": ("Verdict", verdict),
+    "care": ("Cautions", cautions),
+    "data": ("Data", data),
+    "model": ("Model and settings", settings),
+    "components": ("Components", components),
+    "identifiability": ("Identifiability of components", identifiability),
+    "convergence": ("Convergence", convergence),
+    "held-out": ("Held-out values", held_out_cells),
+    "rank": ("Number of components", rank),
+}
+"""Titles and contents of the sections, by anchor; a section without parts is left out."""

@@ -32,11 +32,10 @@ from daskfactor.results.trace import (
     Trace,
     Weights,
     batches_of_draws,
-    each_draw,
+    draw_at,
     factors_of,
     reads_in_threads,
     relative,
-    weighted_batches,
 )
 
 Array = NDArray[Any]
@@ -430,7 +429,7 @@ def _iterated_mean(run: Run, group: xr.Dataset, matching: Matching) -> Reference
     """Return the mean of the aligned draws; each component over the draws in which it appears."""
     chain, draw = _best_draw(run)
     alone, weights = group.isel(chain=[chain]), run.weights
-    reference = reference_from(*next(each_draw(alone.isel(draw=[draw]))))
+    reference = reference_from(*draw_at(group, chain, draw))
     # The first reference is a single, noisy draw, so that no threshold applies.
     every = partial(matching, threshold=-np.inf)
     of_chain = None if weights is None else weights[[chain]]
@@ -450,7 +449,7 @@ def _refine(
     """Return the next reference, and the order of every draw with mass under the current one."""
     sum_w, sum_h = np.zeros(reference.W.shape), np.zeros(reference.H.shape)
     orders = []
-    for (W, H), mass in weighted_batches(group, weights):
+    for W, H, mass in batches_of_draws(group, weights):
         matches = matching(W, H, reference)
         new_w, new_h = rearranged(W, H, matches)
         weight = mass[:, None] * matches.matched
@@ -474,7 +473,7 @@ def _all_matches(
     for at in range(group.sizes["chain"]):
         running = {name: Running(factor.shape[2:]) for name, factor in factors.items()}
         done = 0
-        for W, H in batches_of_draws(group.isel(chain=[at])):
+        for W, H, _ in batches_of_draws(group.isel(chain=[at])):
             matches.append(matching(W, H, reference))
             each = masses[at, done : done + len(W)].tolist()
             for one, values in zip(running.values(), rearranged(W, H, matches[-1]), strict=True):

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 import daskfactor
 from daskfactor.checks import match_labels, require, warn
-from daskfactor.data.annotated import open_annotated
-from daskfactor.data.store import writing_errors, zarr_kind
+from daskfactor.data.annotated import H5AD, open_annotated
+from daskfactor.data.places import kind_of
+from daskfactor.data.store import writing_errors
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.publish import check_free, publishing
 from daskfactor.results.align import align, sizes
@@ -25,6 +26,7 @@ from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.summary import cached_summary
 from daskfactor.results.summary_cache import cached_in
 from daskfactor.results.trace import Run, Trace, reads_in_threads
+from daskfactor.urls import Location
 
 Array = NDArray[Any]
 
@@ -155,9 +157,9 @@ def annotate_file(
         If the target exists and may not be replaced, or cannot be written.
     """
     source, target = Path(source).expanduser(), Path(target).expanduser()
-    file = open_annotated(str(source))
-    if file is None:
+    if source.suffix != H5AD and not _is_annotated(str(source)):
         raise DataError(f"{source} is no AnnData: give an .h5ad file or a .zarr that anndata wrote")
+    file = open_annotated(Location(source))
     check_free(target, overwrite, _is_annotated)
     if target.suffix != source.suffix:
         raise OptionError(f"{target} must end in {source.suffix}, as {source.name} does")
@@ -170,7 +172,7 @@ def annotate_file(
 
 
 def _is_annotated(path: str) -> bool:
-    return zarr_kind(path) == "anndata"
+    return kind_of(path) == "anndata"
 
 
 def _write_elements(

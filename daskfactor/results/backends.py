@@ -1,31 +1,36 @@
-"""Storage backends of runs: a folder, a plain zarr store at a URL, or an Icechunk repository.
+"""Storage backends of runs: a folder, or an Icechunk repository; and views for reading.
 
 All backends hold the same items under the same names: JSON documents (``zarr.json`` of the root and
-of each node), zarr chunks, and the archives of checkpoints. A backend defines how they are stored,
-which process may write them, and when readers see them.
+of each node), zarr chunks, and archives. Chunks and archives are written at any time, an archive
+never twice; a commit makes them count, by replacing the documents that name them. It fails if
+another process has committed since, so that a run has one writer.
 """
 
+import json
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from daskfactor.data.icechunks import icechunk_missing, is_installed
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.publish import Lock, Publication, recover, restore
 from daskfactor.results.files import (
     MARKER,
+    NODE,
     PARTIAL,
+    conflict_error,
     disk_errors,
-    read_json,
     remove_scratch,
     replace_json,
     scratch_folder,
+    seal,
+    write_json,
     writer_lock,
 )
-from daskfactor.urls import CLOUD, is_url, public_location, scheme_of
+from daskfactor.urls import CLOUD, Location, is_url, public_location
 
 
 class View(Protocol):
@@ -38,9 +43,6 @@ class View(Protocol):
     def exists(self) -> bool:
         """Check whether anything exists there."""
 
-    def kind(self) -> str | None:
-        """Return the kind of the content, as `daskfactor.data.store.zarr_kind` does."""
-
     def contents(self) -> str | None:
         """Describe content that is not a run; return None if a run can be created there."""
 
@@ -51,47 +53,87 @@ class View(Protocol):
         """Return a zarr store for reading."""
 
 
+class ZarrView:
+    """One version of a run in a zarr store: a snapshot, or a copy of a folder at a URL."""
+
+    def __init__(self, name: str, store: Any, description: str = "a zarr store") -> None:
+        self._name, self.store, self._description = name, store, description
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def exists(self) -> bool:
+        return self._get(NODE) is not None
+
+    def contents(self) -> str | None:
+        return self._description if self.exists() else None
+
+    def document(self, key: str) -> Any:
+        text = self._get(key)
+        if text is None:
+            raise FileNotFoundError(f"there is no {key}")
+        return json.loads(text)
+
+    def chunks(self) -> Any:
+        return self.store
+
+    def _get(self, key: str) -> bytes | None:
+        from zarr.core.buffer import default_buffer_prototype
+        from zarr.core.sync import sync
+
+        buffer = sync(self.store.get(key, default_buffer_prototype()))
+        return None if buffer is None else buffer.to_bytes()
+
+
 class Backend(View, Protocol):
-    """A run for writing, by one process at a time.
+    """A run for writing, by one process at a time, which reads what is not committed yet, too.
 
     Attributes
     ----------
     checkpoint_interval
         Minimum seconds between checkpoints; 0 if they are cheap.
+    spare_checkpoints
+        Number of older checkpoints to keep besides the newest, against damage.
     store
-        The zarr store to write to.
+        The zarr store to write to. Like those of `fork`, it also has ``write_new(name, write)``,
+        which passes an open file to ``write``; ``open_archive(name)``; and ``flush()``.
     """
 
     checkpoint_interval: ClassVar[float]
+    spare_checkpoints: ClassVar[int]
     store: Any
 
     @property
     def shared(self) -> Path | bool:
         """Folder that other processes must be able to write to; True or False for all or none."""
 
-    def replace(self, key: str, document: Any) -> None:
-        """Replace a JSON document."""
+    def committed(self) -> "View":
+        """Return a view of the last version that this process has committed."""
 
-    def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive; ``write`` receives the open file."""
+    def commit(self, documents: Mapping[str, Any], archives: Collection[str], message: str) -> None:
+        """Make a version of everything that was written, visible to readers at once.
 
-    def open_archive(self, name: str) -> IO[bytes]:
-        """Open an archive for reading."""
+        Parameters
+        ----------
+        documents
+            JSON documents to replace, in this order.
+        archives
+            Names of the archives of this version; all others are deleted.
+        message
+            Description of the version.
 
-    def remove_archives(self, keep: Collection[str]) -> None:
-        """Remove the archives of writers, except those to keep."""
-
-    def flush(self) -> None:
-        """Make everything that was written durable."""
-
-    def commit(self, message: str) -> None:
-        """Make everything that was written visible to readers, atomically."""
+        Raises
+        ------
+        StoreError
+            If the version that this process has read or made last is not the newest any more.
+        """
 
     def fork(self) -> Any:
-        """Return a zarr store that can be pickled to write chunks from another process."""
+        """Return a zarr store that can be pickled to write from another process."""
 
     def discard_forks(self) -> None:
-        """Discard all writes to stores that `fork` returned."""
+        """Discard all writes to stores that `fork` returned, and uncommitted moments."""
 
     def merge(self, stores: Sequence[Any]) -> None:
         """Merge the writes to stores that `fork` returned."""
@@ -103,10 +145,10 @@ class Backend(View, Protocol):
         """Remove the run, unless another process has written it since, and close the backend."""
 
     def close(self) -> None:
-        """Release the right to write; uncommitted writes are lost."""
+        """End writing; uncommitted writes are lost."""
 
 
-class FolderView:
+class FolderView(ZarrView):
     """A run in a folder, for reading."""
 
     def __init__(self, path: Path) -> None:
@@ -120,13 +162,6 @@ class FolderView:
         restore(self.path)
         return self.path.exists()
 
-    def kind(self) -> str | None:
-        from daskfactor.data.store import zarr_kind  # slow to import
-
-        if (kind := zarr_kind(self.name)) is not None:
-            return kind
-        return "run" if scratch_folder(self.path).is_dir() else None
-
     def contents(self) -> str | None:
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return None
@@ -134,19 +169,26 @@ class FolderView:
             return "a file"
         return f"a folder with {', '.join(sorted(file.name for file in self.path.iterdir())[:3])}"
 
-    def document(self, key: str) -> Any:
-        return read_json(self.path / key)
-
     def chunks(self) -> Any:
         from zarr.storage import LocalStore
 
         return LocalStore(self.path, read_only=True)
 
+    def _get(self, key: str) -> bytes:
+        return (self.path / key).read_bytes()
+
 
 class LocalBackend(FolderView):
-    """A run in a folder, for writing: each file is replaced atomically and flushed to disk."""
+    """A run in a folder, for writing.
+
+    Each file is replaced atomically. A commit flushes archives and chunks to disk before it
+    replaces the marker. Moments, which every checkpoint rewrites, are written to a folder that the
+    marker then names, and move into their arrays at the next commit: so a kill at any time leaves
+    all moments of one checkpoint.
+    """
 
     checkpoint_interval: ClassVar[float] = 0.0
+    spare_checkpoints: ClassVar[int] = 1
 
     def __init__(
         self, path: Path, lock: Lock | None = None, reservation: "Reservation | None" = None
@@ -157,6 +199,11 @@ class LocalBackend(FolderView):
         self._lock, self._reservation = lock, reservation
         self._staging: Path | None = None
         self.store = DurableStore(path)
+        self._version, self._found = uuid.uuid4().hex, None
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            attributes = self.document(MARKER)["attributes"]
+            self._found = attributes.get("version")
+            self._start_layer(attributes.get("moments"))
 
     @property
     def name(self) -> str:
@@ -182,42 +229,50 @@ class LocalBackend(FolderView):
         """Return a backend in an empty folder for checkpoints only."""
         scratch_folder(path).mkdir(parents=True)
         backend = cls(path)
-        backend.replace(MARKER, {"attributes": {}})
+        write_json(backend.store, MARKER, {"attributes": {}})
         return backend
 
     @property
     def shared(self) -> Path | bool:
         return scratch_folder(self.path)
 
-    def replace(self, key: str, document: Any) -> None:
-        replace_json(self.path / key, document, scratch_folder(self.path))
+    def committed(self) -> View:
+        return self
 
-    def save(self, name: str, write: Callable[[Any], object]) -> None:
-        self.store.save(name, write)
-
-    def open_archive(self, name: str) -> IO[bytes]:
-        return self.store.open_archive(name)
-
-    def remove_archives(self, keep: Collection[str]) -> None:
-        for file in scratch_folder(self.path).glob("*-*.npz"):
-            if file.stem not in keep:
-                file.unlink(missing_ok=True)
-
-    def flush(self) -> None:
+    def commit(self, documents: Mapping[str, Any], archives: Collection[str], message: str) -> None:
+        """Replace the documents, the marker last, and give a new run its name."""
+        del message
+        marker = self.document(MARKER)
+        if marker["attributes"].get("version") not in (self._found, self._version):
+            raise conflict_error(self.name)
+        scratch = scratch_folder(self.path)
+        layer = next((name for name in self.store.layers[:1] if (scratch / name).is_dir()), None)
+        self.store.settle()
         self.store.flush()
+        marker = documents.get(MARKER, marker)
+        marker["attributes"] |= {"version": self._version, "moments": layer}
+        for key, document in {**documents, MARKER: seal(marker, "attributes")}.items():
+            replace_json(self.path / key, document, scratch)
+        self._start_layer(layer)
+        for file in scratch.glob("*.npz"):
+            if file.stem not in archives:
+                file.unlink(missing_ok=True)
+        if self._reservation is not None:
+            self._publish(self._reservation)
 
-    def commit(self, message: str) -> None:
-        """Give a new run its name; an existing run is updated by its root and marker alone.
+    def _start_layer(self, committed: str | None) -> None:
+        """Start a new layer of moments on top of the committed one; remove all others."""
+        self.store.layers = (f"moments-{uuid.uuid4().hex}", *filter(None, [committed]))
+        self._remove_layers()
 
-        Raises
-        ------
-        StoreError
-            If something else has taken the name.
-        """
-        if self._reservation is None:
-            return
-        self.flush()
-        self.path = self._reservation.publish()
+    def _remove_layers(self) -> None:
+        """Remove uncommitted and settled moments."""
+        for folder in scratch_folder(self.path).glob("moments-*"):
+            if folder.name not in self.store.layers[1:]:
+                remove_scratch(folder)
+
+    def _publish(self, reservation: "Reservation") -> None:
+        self.path = reservation.publish()
         self._reservation = None
         self.store.follow(self.path)
         if self._lock is not None:
@@ -229,12 +284,13 @@ class LocalBackend(FolderView):
         if self._staging is None:
             self._staging = scratch_folder(self.path) / f"{uuid.uuid4().hex}{PARTIAL}"
             self._staging.mkdir()
-        return type(self.store)(self.path, self._staging)
+        return type(self.store)(self.path, self._staging, self.store.layers)
 
     def discard_forks(self) -> None:
         if self._staging is not None:
             remove_scratch(self._staging)
             self._staging = None
+        self._remove_layers()
 
     def merge(self, stores: Sequence[Any]) -> None:
         for store in stores:
@@ -283,15 +339,15 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
     """
     text = public_location(path)
     view: View = FolderView(Path(text))
-    if is_url(text):
+    if text.is_url:
         from daskfactor.data.safe_zarr import plain_store
-        from daskfactor.results.repository import UrlView, repository_view
+        from daskfactor.results.repository import repository_view
 
-        cloud = scheme_of(text) in CLOUD
+        cloud = text.scheme in CLOUD
         repository = repository_view(text, snapshot) if cloud and is_installed() else None
         if repository is not None:
             return repository
-        view = UrlView(text, plain_store(text))
+        view = ZarrView(text, plain_store(text))
         if cloud and not is_installed() and not view.exists():
             raise icechunk_missing(text)
     if snapshot is not None:
@@ -307,19 +363,20 @@ def open_backend(path: str) -> Backend:
     Raises
     ------
     StoreError
-        If another process writes it, or the location is not writable.
+        If another process writes to the folder, or the location is not writable.
     """
     if not is_url(path):
         return LocalBackend.opened(Path(path))
     refuse_url(path)
+    from daskfactor.data.icechunks import repository_at
     from daskfactor.results.repository import RepositoryBackend
 
-    return RepositoryBackend.opened(path)
+    return RepositoryBackend(path, repository_at(path, make=True))
 
 
 def refuse_url(path: str) -> None:
     """Raise StoreError for a URL that a run cannot be written to."""
-    if is_url(path) and scheme_of(path) not in CLOUD:
+    if is_url(path) and Location(path).scheme not in CLOUD:
         raise StoreError(
             f"a run is written to a local path or to s3://, gs://, az:// or memory://, got {path}"
         )
@@ -345,7 +402,6 @@ class Reservation:
         self.path, self.replaces = path, check()
         self._publication: Publication | None = None
         self._replaced: Lock | None = None
-        self._backend: LocalBackend | None = None
         if is_url(path):
             return
         with self._disk_errors():
@@ -358,47 +414,24 @@ class Reservation:
             self.close()
             raise
 
-    @contextmanager
-    def new_backend(self) -> Iterator[Backend]:
-        """Yield the backend of the new run, which becomes visible when the block ends.
-
-        A run that replaces another becomes visible at its first checkpoint.
-        """
+    def new_backend(self) -> Backend:
+        """Return the backend of the new run, invisible before its first commit; close it."""
         if self._publication is None:
             from daskfactor.results.repository import RepositoryBackend
 
-            with RepositoryBackend.created(self.path, self.replaces) as repository:
-                yield repository
-            return
+            return RepositoryBackend.created(self.path, self.replaces)
         with self._disk_errors():
-            self._backend = backend = LocalBackend.for_new_run(self, self._publication.draft)
-            try:
-                yield backend
-                if not self.replaces:
-                    backend.commit("begun")
-            except BaseException:
-                backend.close()
-                raise
-
-    def hand_over(self) -> Backend | None:
-        """Return the backend, which the caller then has to close; None at a URL."""
-        backend, self._backend = self._backend, None
-        return backend
+            return LocalBackend.for_new_run(self, self._publication.draft)
 
     def publish(self) -> Path:
         """Give the run its name, replacing an earlier run; return its path."""
         assert self._publication is not None
         self._publication.publish(self.replaces)
-        self._release()
+        self.close()
         return Path(self.path)
 
     def close(self) -> None:
         """Release the name; an unpublished run is removed. Can be called again."""
-        if (backend := self.hand_over()) is not None:
-            backend.close()
-        self._release()
-
-    def _release(self) -> None:
         if self._replaced is not None:
             self._replaced.release()  # NFS keeps the folder of an open file
         if self._publication is not None:

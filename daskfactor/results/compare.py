@@ -16,7 +16,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of, whole_number
-from daskfactor.data.coupled import FACTOR, SIDES
+from daskfactor.data.labels import FACTOR, SIDES
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results.align import (
     aligned_run,
@@ -93,12 +93,12 @@ def component_variability(trace: Trace) -> xr.Dataset:
     counted = similarity.reshape(weight.size, -1) >= threshold**2
     counted |= ~(counted & (weight > 0)[:, None]).any(axis=0)
     mean_w, mean_h = (np.zeros(()) for _ in range(2))
-    for mass, appears, (W, H) in zip(weight, counted, each_draw(group), strict=True):
+    for mass, appears, (W, H, _) in zip(weight, counted, each_draw(group), strict=True):
         mean_w = mean_w + mass * appears[:, None] * unit_length(W.T)
         mean_h = mean_h + mass * appears[:, None] * unit_length(H)
     angles = np.empty((2, *counted.shape))
     intensity, spans = np.empty(counted.shape), axis_spans(run, group)
-    for number, (W, H) in enumerate(each_draw(group)):
+    for number, (W, H, _) in enumerate(each_draw(group)):
         angles[0, number] = angle_between(W.T, mean_w)
         angles[1, number] = angle_between(H, mean_h)
         intensity[number] = intensity_shares(W, H, run.symmetries.signed, spans)
@@ -249,7 +249,7 @@ def _read(
     components: list[list[Array]] = [[] for _ in sides]
     for chain in np.unique(chains):
         part = group.isel(chain=[int(chain)], draw=draws[chains == chain])
-        for W, H in each_draw(part):
+        for W, H, _ in each_draw(part):
             values = {"W": W.T.astype(np.float64), "H": H.astype(np.float64)}
             if not angle:
                 size = np.ones(len(H))
@@ -377,7 +377,7 @@ def top_entries(
     at = np.empty((*mass.shape, width, count), dtype=np.int64)
     value = np.empty(at.shape)
     share, mean = np.zeros((width, group.sizes[dim])), np.zeros((width, group.sizes[dim]))
-    for where, (W, H) in zip(np.ndindex(mass.shape), each_draw(group), strict=True):
+    for where, (W, H, _) in zip(np.ndindex(mass.shape), each_draw(group), strict=True):
         entries = unit_size((W.T if factor == "W" else H)[chosen], run.symmetries.signed)
         weight = mass.values[where]
         mean += weight * entries
@@ -468,7 +468,7 @@ def downstream(
     run = Run.of(trace, "a score of every draw")
     run.require_matrix("downstream")
     mass = run.masses
-    scores = [_scores_of(score(W, H)) for W, H in each_draw(run.posterior)]
+    scores = [_scores_of(score(W, H)) for W, H, _ in each_draw(run.posterior)]
     names = list(scores[0])
     if any(set(one) != set(names) for one in scores):
         raise OptionError(

@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.data.coupled import FACTOR, LABEL, SIDES
+from daskfactor.data.labels import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.markup import visible
 from daskfactor.results.align import align
@@ -25,7 +25,7 @@ from daskfactor.results.compare import intensity_shares
 from daskfactor.results.predict import matched_interval
 from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.tensors import axis_spans
-from daskfactor.results.trace import Run, Trace, as_tree
+from daskfactor.results.trace import Run, Trace
 
 Array = NDArray[np.float64]
 
@@ -168,9 +168,9 @@ def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Compo
     OptionError
         If there are no factors, or no such chain.
     """
-    if isinstance(result, xr.Dataset):
-        return _of_point(Run(result))
-    run = Run(with_names(as_tree(result)))
+    run = Run.of(result, point=True)
+    if not run.is_point:
+        run = Run(with_names(run.tree))
     group = run.group(MOMENTS if MOMENTS in run else "posterior")
     count = group.sizes["chain"]
     if chain is not None and not 0 <= chain < count:
@@ -180,39 +180,17 @@ def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Compo
     least = min(float(mean.min()) for mean, _ in factors.values())
     nonnegative = least >= 0 if run.model is None else bool(run.model.nonnegative)
     label = None if alone is None or count == 1 else group["chain"].values[alone].item()
-    return _ordered(
-        [
-            _factor(name, dim, group, *factors[name], nonnegative)
-            for name, dim in zip("WH", run.dims, strict=True)
-        ],
-        group,
-        run,
-        label,
+    W, H = (
+        _factor(name, dim, group, mean, None if run.is_point else sd, nonnegative)
+        for (name, (mean, sd)), dim in zip(factors.items(), run.dims, strict=True)
     )
+    return _ordered(W, H, group, run, label)
 
 
 def with_names(tree: xr.DataTree) -> xr.DataTree:
     """Return a trace with aligned components, if it has draws."""
     run = Run(tree)
     return tree if run.is_aligned or not run.has_draws else align(tree)
-
-
-def _of_point(run: Run) -> Components:
-    """Return the components of a point estimate."""
-    point: Any = run.tree
-    if not {"W", "H"} <= set(point.data_vars):
-        raise OptionError(
-            f"there are no factors W and H in a dataset with {sorted(map(str, point))}; pass the "
-            "result of sample() or optimize()"
-        )
-    W = point["W"].transpose(..., "component")
-    H = point["H"].transpose("component", ...)
-    dims = str(W.dims[0]), str(H.dims[1])
-    means = W.values.T.astype(np.float64), H.values.astype(np.float64)
-    nonnegative = bool(min(mean.min() for mean in means) >= 0)
-    sides = zip("WH", dims, means, strict=True)
-    factors = [_factor(name, dim, point, mean, None, nonnegative) for name, dim, mean in sides]
-    return _ordered(factors, point, run, None)
 
 
 def _factor(
@@ -224,9 +202,8 @@ def _factor(
     return Factor(name, dim, labels, mean, None if sd is None else sd**2, nonnegative)
 
 
-def _ordered(factors: list[Factor], group: xr.Dataset, run: Run, chain: Any) -> Components:
+def _ordered(W: Factor, H: Factor, group: xr.Dataset, run: Run, chain: Any) -> Components:
     """Scale both factors and sort the components."""
-    W, H = factors
     spans = axis_spans(run, group)
     weight = intensity_shares(W.mean.T, H.mean, not W.nonnegative, spans)
     order = np.argsort(-weight, kind="stable")

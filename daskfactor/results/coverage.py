@@ -6,14 +6,16 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.checks import cells_of_tensor
+from daskfactor.checks import cells_at, cells_of_tensor
+from daskfactor.data.holdout import find_cells
 from daskfactor.errors import OptionError
-from daskfactor.results.predict import monitored, predict
-from daskfactor.results.schema import CELL_INDICES, MONITOR, tree_of
+from daskfactor.results.predict import monitored, predict, predict_at
+from daskfactor.results.schema import CELL_INDICES, MONITOR
 from daskfactor.results.trace import Run, Trace, reads_in_threads
 
 Cells = tuple[ArrayLike, ...]
 
+CELLS: Final = "held-out cells are a pair (rows, columns) of integer positions"
 LEVELS: Final = (0.5, 0.8, 0.9, 0.95)
 
 
@@ -59,7 +61,7 @@ def held_out_coverage(
     """
     run = Run.of(trace)
     at: Any = cells if run.axes is None else cells_of_tensor(cells, run.axes.sizes) or ((), ())
-    rows, columns = (np.asarray(axis_positions).ravel() for axis_positions in at)
+    rows, columns = (np.asarray(one).ravel() for one in at)
     observed = np.asarray(values, dtype=np.float64).ravel()
     if not rows.size == columns.size == observed.size or not observed.size:
         raise OptionError(
@@ -96,22 +98,11 @@ def _predicted(run: Run, rows: NDArray[Any], columns: NDArray[Any], level: float
     ``columns`` of a tensor are those of its first unfolding.
     """
     if MONITOR in run:
-        group = run.group(MONITOR)
-        width = int(max(group[CELL_INDICES[1]].max(), columns.max())) + 1
-        monitored_cells, requested = (
-            np.asarray(a, np.int64) * width + np.asarray(b, np.int64)
-            for a, b in (
-                (group[CELL_INDICES[0]].values, group[CELL_INDICES[1]].values),
-                (rows, columns),
-            )
-        )
-        order = np.argsort(monitored_cells)
-        at = order[
-            np.minimum(
-                np.searchsorted(monitored_cells, requested, sorter=order), monitored_cells.size - 1
-            )
-        ]
-        if (monitored_cells[at] == requested).all():
+        stored = [run.group(MONITOR)[name].values.astype(np.int64) for name in CELL_INDICES]
+        width = int(max(stored[1].max(), columns.max())) + 1
+        requested = rows.astype(np.int64) * width + columns.astype(np.int64)
+        at, absent = find_cells(stored[0] * width + stored[1], requested)
+        if not absent.any():
             return monitored(run.tree, interval=level).isel(cell=at)
     if not run.has_draws:
         raise OptionError(
@@ -120,10 +111,8 @@ def _predicted(run: Run, rows: NDArray[Any], columns: NDArray[Any], level: float
         )
     if run.axes is not None:
         return predict(run.tree, (rows, *run.axes.fibres(columns)), interval=level).load()
-    # Drop labels so that cells are selected by position.
-    sides, plain = set(run.dims), {}
-    for name, group in run.groups.items():
-        labels = [label for label, one in group.coords.items() if sides & set(one.dims)]
-        plain[name] = group.drop_vars(labels)
-    points = (xr.DataArray(at, dims="cell") for at in (rows, columns))
-    return predict(tree_of(plain, run.attrs), *points, interval=level).load()
+    run.require_matrix("predict")
+    shape = [run.posterior.sizes[dim] for dim in run.dims]
+    rows, columns = cells_at((rows, columns), shape, CELLS)
+    cells = xr.DataArray(rows, dims="cell"), xr.DataArray(columns, dims="cell")
+    return predict_at(run, cells, level).load()

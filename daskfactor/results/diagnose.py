@@ -36,7 +36,7 @@ from daskfactor.results.series import (
     order_of,
 )
 from daskfactor.results.tensors import PLACES, compared
-from daskfactor.results.trace import Run, Symmetries, Weights, each_draw, each_weighted_draw
+from daskfactor.results.trace import Run, Symmetries, Weights, each_draw
 
 Array = NDArray[np.float64]
 
@@ -282,8 +282,8 @@ def factor_series(
     With weights, series are flat and have only draws with positive weight.
     """
     labels = _labels(group, symmetries, cells)
-    drawn = each_weighted_draw(group, weights)
-    values = np.stack([_quantities(W, H, symmetries, cells) for (W, H), _ in drawn], axis=1)
+    drawn = each_draw(group, weights)
+    values = np.stack([_quantities(W, H, symmetries, cells) for W, H, _ in drawn], axis=1)
     if weights is None:
         values = values.reshape(-1, group.sizes["chain"], group.sizes["draw"])
     return [Series(*label, one) for label, one in zip(labels, values, strict=True)]
@@ -413,7 +413,7 @@ def agreement(group: xr.Dataset) -> Array:
     for at in range(group.sizes["chain"]):
         for part in parts:
             W = H = np.zeros(())
-            for of_w, of_h in each_draw(part.isel(chain=[at])):
+            for of_w, of_h, _ in each_draw(part.isel(chain=[at])):
                 W, H = W + of_w, H + of_h
             # Fix the memory layout, so that sums do not depend on that of the draws.
             W, H = (np.ascontiguousarray(total / part.sizes["draw"]) for total in (W, H))

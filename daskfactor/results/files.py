@@ -1,10 +1,10 @@
 """Files of a run store: atomic replacement, flushing, checksums, lock, checkpoints.
 
-Checkpoints are two alternating archives and a marker that names the current one. A checkpoint
-replaces and flushes the other archive, and then replaces the marker, a small file, atomically. So
-the store holds a complete checkpoint if the process is killed at any time. An archive is a NumPy
-file with a CRC-32 of every array and with its own description. Constant arrays of a run are in a
-third archive.
+A checkpoint is an archive that a marker names. It is written under a new name, and then a commit
+replaces the marker, a small file, atomically. So the store holds a complete checkpoint if the
+process is killed at any time. In a folder the one before is kept, too. An archive is a NumPy file
+with a CRC-32 of every array and with its own description. Constant arrays of a run are in another
+archive.
 """
 
 import contextlib
@@ -50,35 +50,14 @@ SEAL: Final = "crc32"
 """Key of a document's checksum over its other content."""
 
 
-def replace_file(path: Path, write: Callable[[Any], object], scratch: Path) -> None:
-    """Replace a file atomically: a reader sees the old one or the new one, never a part.
-
-    The file and its folder entry are flushed to disk, so that this holds after a power failure.
-
-    Parameters
-    ----------
-    path
-        The target; its folder is created if necessary.
-    write
-        Called with the open file.
-    scratch
-        Folder on the same file system for the temporary file.
-
-    Raises
-    ------
-    OSError
-        If the disk is full or the folder cannot be written; the target is untouched.
-    """
-    with atomic_replace(path, scratch) as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    flush_path(path.parent)
-
-
 @contextlib.contextmanager
 def atomic_replace(path: Path, scratch: Path) -> Iterator[Any]:
-    """Yield a temporary file that replaces ``path`` at the end of the block."""
+    """Yield a temporary file that replaces ``path`` at the end of the block.
+
+    A reader sees the old file or the new one, never a part. ``scratch`` is a folder on the same
+    file system; the folder of ``path`` is created if necessary. The target is untouched if the
+    disk is full.
+    """
     temporary = scratch / f"{uuid.uuid4().hex}{PARTIAL}"
     try:
         with temporary.open("wb") as file:
@@ -103,14 +82,20 @@ def remove_scratch(leftover: Path) -> None:
 
 
 def replace_json(path: Path, document: Any, scratch: Path) -> None:
-    """Replace a JSON file atomically and durably."""
-    text = json.dumps(document).encode()
-    replace_file(path, lambda file: file.write(text), scratch)
+    """Replace a JSON file atomically, so that a power failure leaves the old one or the new one."""
+    with atomic_replace(path, scratch) as file:
+        file.write(json.dumps(document).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    flush_path(path.parent)
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise ValueError if it is invalid, OSError if missing."""
-    return json.loads(path.read_bytes())
+def write_json(store: Any, key: str, document: Any) -> None:
+    """Write a JSON document to a zarr store; the next commit makes it durable."""
+    from zarr.core.buffer import cpu
+    from zarr.core.sync import sync
+
+    sync(store.set(key, cpu.Buffer.from_bytes(json.dumps(document).encode())))
 
 
 def seal(document: dict[str, Any], part: str) -> dict[str, Any]:
@@ -136,6 +121,14 @@ def check_seal(document: dict[str, Any], part: str) -> None:
 def damaged(path: object, reason: str) -> StoreFormatError:
     """Return the error for a damaged run store."""
     return StoreFormatError(f"{path} is a damaged run store: {reason}; restore it from a copy")
+
+
+def conflict_error(name: str) -> StoreError:
+    """Return the error for a commit after another process has committed."""
+    return StoreError(
+        f"{name}: another process has taken this run over, so that this one stops; what was "
+        "committed is safe, and the other goes on from there"
+    )
 
 
 def flush_path(path: Path) -> None:
@@ -262,6 +255,11 @@ def counts_of(marker: Mapping[str, Any], chains: int) -> Counts:
     return Counts(tuple(slots[newest]["draws"]), tuple(slots[newest]["warmup_draws"]))
 
 
+def _archive_of(slot: Mapping[str, Any], number: int) -> str:
+    """Return the name of a checkpoint's archive; earlier versions had one for each slot."""
+    return str(slot.get("archive", number))
+
+
 def archive(arrays: Mapping[str, Any], values: Mapping[str, Any]) -> Callable[[Any], None]:
     """Return a function that writes arrays and JSON values to a file as a NumPy archive.
 
@@ -295,24 +293,31 @@ class Archives(Mapping[str, NDArray[Any]]):
 
     Parameters
     ----------
-    backend
-        Backend with the archives; in another process the store that its ``fork`` returned.
+    store
+        Store with the archives.
     archive_of
         Name of the archive of each array.
+    backend
+        Backend of the store; None in another process.
     """
 
-    def __init__(self, backend: Any, archive_of: Mapping[str, str] | None = None) -> None:
-        self._backend, self._archive_of = backend, dict(archive_of or {})
+    def __init__(
+        self,
+        store: Any,
+        archive_of: Mapping[str, str] | None = None,
+        backend: "Backend | None" = None,
+    ) -> None:
+        self._store, self._archive_of, self._backend = store, dict(archive_of or {}), backend
         self._files: dict[str, tuple[Any, Any]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Archives, (self._backend.fork(), self._archive_of)
+        store = self._store if self._backend is None else self._backend.fork()
+        return Archives, (store, self._archive_of)
 
     @property
     def shared(self) -> Path | bool:
         """See `Backend.shared`."""
-        shared: Path | bool = self._backend.shared
-        return shared
+        return self._backend is not None and self._backend.shared
 
     def add(self, name: str) -> dict[str, Any]:
         """Add the arrays of an archive after checking them; return its JSON values."""
@@ -325,7 +330,7 @@ class Archives(Mapping[str, NDArray[Any]]):
 
     def _opened(self, name: str) -> Any:
         if name not in self._files:
-            file = self._backend.open_archive(name)
+            file = self._store.open_archive(name)
             try:
                 self._files[name] = np.load(file), file
             except BaseException:
@@ -372,7 +377,7 @@ class Checkpoints:
         self._chains = chains
         self._warmup = warmup_draws
         self._start_parts()
-        self._arrays = Archives(backend)
+        self._arrays = Archives(backend.store, backend=backend)
         self._last_commit, self._last_check = time.monotonic(), math.inf
         self._costs = 0.0, 0.0
         self._document = read_marker(backend)
@@ -380,38 +385,76 @@ class Checkpoints:
         self.counts = counts_of(self._document, chains)
         """Number of draws per chain that exist."""
 
-    def commit(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
-        """Write a checkpoint and make it the current one; return True if it is the first.
+    def write(
+        self,
+        arrays: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        constants: Mapping[str, NDArray[Any]] | None = None,
+    ) -> dict[str, Any]:
+        """Write the archive of a checkpoint; return the marker that makes it the current one.
 
-        Arrays may be functions (see `Late`). The parts of `add_parts` are included.
+        Arrays may be functions (see `Late`). The parts of `add_parts` are included. Constants are
+        arrays that `load` adds to those of every checkpoint from then on.
 
         Raises
         ------
         OptionError
-            If ``meta`` has no valid numbers of draws, or an array is not numeric.
+            If an array is not numeric.
         OSError
-            If it cannot be written; the previous checkpoint stays current.
+            If it cannot be written.
         """
+        if constants:
+            self._backend.store.write_new(_LASTING, archive(constants, {}))
         counts = self.counts_in(meta)
-        first, target = self._newest is None, 1 - (1 if self._newest is None else self._newest)
+        target = 0 if self._newest is None else 1 - self._newest
         parts = sorted(name for part in self._parts for name in part.saved)
         self._backend.merge([part.store for part in self._parts])
-        self._backend.flush()
         self._arrays.close()
         values = {"meta": meta, "stamp": self._stamp, "parts": parts}
-        self._backend.save(f"{target}", archive(arrays, values))
-        slots = list(self._document["attributes"].get("slots") or [None, None])
-        slots[target] = {name: list(number) for name, number in counts._asdict().items()}
-        slots[target]["parts"] = parts
-        self._mark(slots=slots, newest=target)
-        self._newest, self.counts = target, counts
-        self._backend.remove_archives(
-            {name for slot in slots if slot for name in slot.get("parts", ())}
-        )
+        self._backend.store.write_new(self._stamp, archive(arrays, values))
+        slot = {name: list(number) for name, number in counts._asdict().items()}
+        slots = self._slots() if self._backend.spare_checkpoints else [None, None]
+        slots[target] = slot | {"archive": self._stamp, "parts": parts}
+        attributes = self._document["attributes"] | {"slots": slots, "newest": target}
+        attributes |= {_LASTING: True} if constants else {}
+        return seal(self._document | {"attributes": attributes}, "attributes")
+
+    def commit(
+        self,
+        arrays: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        documents: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Write a checkpoint and commit it with other documents; return True if it is the first.
+
+        Raises
+        ------
+        OptionError, OSError
+            As `write`; the previous checkpoint stays current.
+        StoreError
+            If another process has committed.
+        """
+        marker = self.write(arrays, meta)
+        counts, first = self.counts_in(meta), self._newest is None
+        message = "draws per chain: " + ", ".join(map(str, counts.draws))
+        self.publish({**(documents or {}), MARKER: marker}, message)
+        self._document, self._newest, self.counts = marker, marker["attributes"]["newest"], counts
         self._start_parts()
         self._last_commit = time.monotonic()
         self._costs = self._costs[1], max(0.0, self._last_commit - self._last_check)
         return first
+
+    def publish(self, documents: Mapping[str, Any], message: str) -> None:
+        """Commit everything that was written, with the documents."""
+        marker = documents.get(MARKER, self._document)
+        archives = {_LASTING, *(name for part in self._parts for name in part.saved)}
+        for number, slot in enumerate(marker["attributes"].get("slots") or ()):
+            if slot:
+                archives |= {_archive_of(slot, number), *slot.get("parts", ())}
+        self._backend.commit(documents, archives, message)
+
+    def _slots(self) -> list[Any]:
+        return list(self._document["attributes"].get("slots") or [None, None])
 
     def _start_parts(self) -> None:
         """Start the parts of the next checkpoint, with a new stamp."""
@@ -446,26 +489,6 @@ class Checkpoints:
             return True
         return self._last_check - self._last_commit >= max(interval, cost / MAX_COST_SHARE)
 
-    def write_constants(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write constant arrays, which `load` adds to those of every checkpoint.
-
-        Raises
-        ------
-        OptionError
-            If an array is not numeric.
-        OSError
-            If they cannot be written.
-        """
-        if arrays:
-            self._backend.save(_LASTING, archive(arrays, {}))
-            self._mark(**{_LASTING: True})
-
-    def _mark(self, **attributes: Any) -> None:
-        """Change attributes of the marker, atomically."""
-        document = self._document | {"attributes": self._document["attributes"] | attributes}
-        self._document = seal(document, "attributes")
-        self._backend.replace(MARKER, self._document)
-
     def load(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
         """Open the newest undamaged checkpoint and make it the current one; return arrays and meta.
 
@@ -483,39 +506,35 @@ class Checkpoints:
                 f"{self._backend.name} holds no checkpoint: the run was stopped before its first "
                 "one; start it again with overwrite=True"
             )
-        faults, has_constants = [], self._document["attributes"].get(_LASTING)
-        for slot in (self._newest, 1 - self._newest):
+        faults = []
+        for number in (self._newest, 1 - self._newest):
+            if (slot := self._slots()[number]) is None:
+                continue
+            name = _archive_of(slot, number)
             try:
-                meta = self._open(f"{slot}")
-                self.counts, self._newest = self.counts_in(meta), slot
+                meta = self._open(name)
+                self.counts, self._newest = self.counts_in(meta), number
             except StoreError:
                 raise
             except DAMAGE as error:
-                faults.append(f"{slot}.npz: {error}")
+                faults.append(f"{name}.npz: {error}")
             else:
-                break
-        else:
-            raise StoreFormatError(
-                f"no checkpoint of {self._backend.name} is whole ({'; '.join(faults)}); "
-                "its draws can still be read, but the run cannot be resumed"
-            )
-        try:
-            if has_constants:
-                self._arrays.add(_LASTING)
-        except StoreError:
-            raise
-        except DAMAGE as error:
-            raise damaged(self._backend.name, f"{_LASTING}.npz cannot be read ({error})") from error
-        return self._arrays, meta
+                return self._arrays, meta
+        raise StoreFormatError(
+            f"no checkpoint of {self._backend.name} is whole ({'; '.join(faults)}); its draws can "
+            "still be read, but the run cannot be resumed"
+        )
 
     def _open(self, name: str) -> dict[str, Any]:
         """Open a checkpoint with all of its parts; return its meta."""
         self._arrays.close()
-        self._arrays = Archives(self._backend)
+        self._arrays = Archives(self._backend.store, backend=self._backend)
         values = self._arrays.add(name)
         for part in values.get("parts", ()):
             if self._arrays.add(part)["stamp"] != values["stamp"]:
                 raise ValueError(f"{part}.npz is of another checkpoint")
+        if self._document["attributes"].get(_LASTING):
+            self._arrays.add(_LASTING)
         meta: dict[str, Any] = values["meta"]
         return meta
 
@@ -524,28 +543,9 @@ class Checkpoints:
         self._arrays.close()
 
     def counts_in(self, meta: Mapping[str, Any]) -> Counts:
-        """Return the number of draws per chain in the meta of a checkpoint.
-
-        Raises
-        ------
-        OptionError
-            If it has no valid numbers of draws.
-        """
-        numbers = {
-            "draws": meta.get("draws"),
-            "warmup_draws": meta.get("warmup_draws", self._warmup),
-        }
-        per_chain = []
-        for name, value in numbers.items():
-            counts = np.asarray(value)
-            has_shape = counts.shape in ((), (self._chains,))
-            if not has_shape or counts.dtype.kind not in "iu" or counts.min() < 0:
-                raise OptionError(
-                    f"meta[{name!r}] of a checkpoint must be a number of draws, or one per chain "
-                    f"({self._chains}), got {value!r}"
-                )
-            per_chain.append(tuple(np.broadcast_to(counts, self._chains).tolist()))
-        return Counts(*per_chain)
+        """Return the number of draws per chain in the meta of a checkpoint."""
+        numbers = meta["draws"], meta.get("warmup_draws", self._warmup)
+        return Counts(*(tuple(np.broadcast_to(each, self._chains).tolist()) for each in numbers))
 
 
 def plain(value: Any) -> Any:

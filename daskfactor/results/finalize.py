@@ -9,10 +9,10 @@ import xarray as xr
 from daskfactor.models.settings import EFFECTIVE
 from daskfactor.results.describe import facts_of
 from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import MOMENTS, STEIN
-from daskfactor.results.summary import Summary, cached_summary, compute_summary
+from daskfactor.results.schema import MOMENTS
+from daskfactor.results.summary import Summary, cached_summary, compute_summary, of_particles
 from daskfactor.results.summary_cache import CachedSummary, cache_attr, cached_in
-from daskfactor.results.trace import Run, effective_number
+from daskfactor.results.trace import Run
 
 MAX_SUMMARIZED_BYTES: Final = 2**30
 """Largest size of draws in bytes that a run summarizes at its end (about ten seconds)."""
@@ -66,36 +66,11 @@ def measured(tree: xr.DataTree) -> dict[str, Any]:
     if "posterior" in run or MOMENTS in run:
         facts["dims"] = list(run.dims)
     if run.is_particles:
-        facts["particles"] = _particles(run)
+        facts["particles"] = of_particles().facts_of_particles(run)
         facts["draws_done"] = facts["particles"]["done"]
     elif MOMENTS in run:
         facts["draws_done"] = int(run.group(MOMENTS)["count"].min())
     return facts | _health(run) | _components(run)
-
-
-def _particles(run: Run) -> dict[str, Any]:
-    """Return counts, weights, objectives and discrepancies of particles."""
-
-    def scalar(group: str, name: str, reduced: str = "max") -> float | None:
-        values = run.group(group).get(name)
-        return float(getattr(values, reduced)()) if values is not None and values.size else None
-
-    weights = run.weights
-    masses: dict[str, Any] = dict.fromkeys(("with_weight", "effective", "largest_weight"))
-    if weights is not None:
-        masses["with_weight"] = int((weights > 0).sum())
-        masses["effective"] = effective_number(weights)
-        masses["largest_weight"] = float(weights.max())
-    return {
-        "done": run.stats.sizes["draw"],
-        "planned": run.attrs.get("particles"),
-        **masses,
-        "threshold": scalar("constant_data", "threshold"),
-        "objective_min": scalar("sample_stats", "objective", "min"),
-        "objective_max": scalar("sample_stats", "objective"),
-        "discrepancy": scalar(STEIN, "discrepancy"),
-        "discrepancy_equal": scalar(STEIN, "discrepancy_equal"),
-    }
 
 
 def _components(run: Run) -> dict[str, Any]:

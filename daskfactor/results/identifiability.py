@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from daskfactor.results.align import aligned_run, unit
 from daskfactor.results.components import Factor, components_of
 from daskfactor.results.schema import MOMENTS
-from daskfactor.results.trace import Trace, each_weighted_draw, reads_in_threads
+from daskfactor.results.trace import Trace, each_draw, reads_in_threads
 
 Array = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def component_swaps(trace: Trace) -> xr.Dataset:
     mean_w, mean_h = unit(W, 0), unit(H, 1)
     count = mean_w.shape[1]
     mapped, total = np.zeros((count, count + 1)), 0.0
-    for (W, H), mass in each_weighted_draw(run.posterior, run.weights):
+    for W, H, mass in each_draw(run.posterior, run.weights):
         cos_w, cos_h = unit(W, 0).T @ mean_w, unit(H, 1) @ mean_h.T
         if run.symmetries.signed:  # the sign of a component is arbitrary
             cos_h = cos_h * np.sign(cos_w)

@@ -6,12 +6,13 @@ Therefore this module imports no library that is slow to import.
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from daskfactor.errors import StoreError, StoreFormatError
-from daskfactor.machine import available_memory
-from daskfactor.results.files import NODE, check_seal, damaged
+from daskfactor.machine import require_memory
+from daskfactor.results.files import MARKER, NODE, check_seal, damaged
 
 if TYPE_CHECKING:
     from daskfactor.results.backends import View
@@ -72,18 +73,27 @@ def read_root(view: "View") -> dict[str, Any]:
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        kind = view.kind()
-        if kind == "blocks":
+        from daskfactor.data.places import FORMAT  # slow to import
+
+        attrs = _attributes(view, NODE)
+        if attrs.get("format") == FORMAT:
             raise StoreFormatError(
                 f"{root} is a matrix from {LIBRARY}.convert, not a run; pass it as V to "
                 f"{LIBRARY}.sample, or to daskfactor fit"
             ) from error
-        if kind == "run":
+        if attrs.get("inference_library") == LIBRARY or _attributes(view, MARKER):
             raise damaged(root, f"its {NODE} is incomplete") from error
         raise StoreFormatError(foreign) from error
     if attrs.get("inference_library") != LIBRARY:
         raise StoreFormatError(foreign)
     return document
+
+
+def _attributes(view: "View", key: str) -> dict[str, Any]:
+    """Return the attributes of a document; empty if it cannot be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return dict(view.document(key)["attributes"])
+    return {}
 
 
 def _check_harmless(root: str, nodes: dict[str, Any]) -> None:
@@ -106,14 +116,12 @@ def _check_harmless(root: str, nodes: dict[str, Any]) -> None:
         chunks += math.prod(map(_parts, shape, pieces))
         if len(shape) == 1:
             labels += int(shape[0]) * (TEXT if node["data_type"] == "string" else 8)
-    free = available_memory()
-    needed = labels + CHUNK * chunks
-    if needed > free:
-        raise StoreFormatError(
-            f"{root} has {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels, which need "
-            f"{needed / 2**30:,.1f} GiB to open, but {free / 2**30:,.1f} GiB of memory are free; "
-            "open it on a machine with more memory if you trust its source"
-        )
+    require_memory(
+        labels + CHUNK * chunks,
+        f"opening the {chunks:,} chunks and {labels / 2**30:,.1f} GiB of labels of {root} takes",
+        "open it on a machine with more memory if you trust its source",
+        StoreFormatError,
+    )
 
 
 def nodes_of(document: dict[str, Any]) -> dict[str, Any]:

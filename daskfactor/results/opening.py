@@ -80,10 +80,10 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
 def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
     """Open the tree of a run, cut to ``counts`` or to the draws of its newest checkpoint."""
     document = read_root(view)
+    marker = _marker(view, document)
     if counts is None:
-        chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
-        counts = counts_of(_marker(view, document), chains)
-    store: Any = checked_store(view, document)
+        counts = counts_of(marker, nodes_of(document)["sample_stats/lp"]["shape"][0])
+    store: Any = checked_store(view, document, marker["attributes"].get("moments"))
     try:
         tree = xr.open_datatree(store, engine="zarr", chunks={}, consolidated=True)
     except StoreError:
@@ -115,8 +115,8 @@ def _marker(view: View, document: dict[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
-    """Open a run store for reading, with checks of checksums."""
+def checked_store(view: View, document: dict[str, Any], layer: str | None = None) -> "CheckedStore":
+    """Open a run store for reading, with checks of checksums; ``layer`` has the newest moments."""
     from daskfactor.results.zarr_stores import CheckedStore
 
     checked = [
@@ -125,7 +125,7 @@ def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
         if any(codec["name"] == "crc32c" for codec in node.get("codecs", ()))
     ]
     run = document["attributes"].get("trace_id")
-    return CheckedStore(view.chunks(), view.name, checked, run)
+    return CheckedStore(view.chunks(), view.name, checked, run, list(filter(None, [layer])))
 
 
 def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
@@ -157,7 +157,7 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
         if unweighted and name == "sample_stats":
             dataset = dataset.drop_vars(["lp", "weight"], errors="ignore")
         dataset = dataset.isel(cut, missing_dims="ignore")
-        # Moments are rewritten in place; a count of 0 means that this was interrupted.
+        # A count of 0: there are none yet, or an earlier version was killed while it wrote them.
         if "count" in dataset:
             dataset["count"] = dataset["count"].compute(scheduler="synchronous")
             if not bool((dataset["count"] > 0).any()):

@@ -17,17 +17,17 @@ import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, match_labels, refuse_repeated, truth
+from daskfactor.checks import cells_at, match_labels, refuse_repeated, truth
+from daskfactor.data.entries import entries_of
+from daskfactor.data.holdout import find_cells
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
-from daskfactor.results.predict import observed_law
+from daskfactor.results.predict import require_noise
 from daskfactor.results.predictive_moments import (
     BLOCK_BYTES,
     blockwise,
@@ -37,10 +37,10 @@ from daskfactor.results.predictive_moments import (
     mu_of,
 )
 from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
-from daskfactor.results.selection import keys_of, select
+from daskfactor.results.selection import Cells, keys_of, select, values_at
 from daskfactor.results.tensors import chosen
 from daskfactor.results.trace import Run, Trace, reads_in_threads
-from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
+from daskfactor.results.uncertainty import has_uncertainty, variances
 
 Array = NDArray[Any]
 Lazy = Any  # dask.array.Array
@@ -270,7 +270,7 @@ class _CellRequest(NamedTuple):
     """
 
     run: Run
-    cells: tuple[xr.DataArray, xr.DataArray]
+    cells: Cells
     law: Likelihood
     mu: Lazy
     dispersion: Lazy
@@ -288,17 +288,8 @@ def _request_cells(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> 
     axes = run.axes
     if axes is None:
         run.require_matrix(purpose)
-    model, dispersion = observed_law(run)
-    if not model.has_observations:
-        raise OptionError(
-            f"{purpose} needs a likelihood of observations, which {type(model).__name__} does not "
-            "have; use another model"
-        )
-    if not knows_variances(run, uncertainty):
-        raise OptionError(
-            f"{purpose} needs the uncertainty of each of these cells, which the result does not "
-            "have; pass them as uncertainty="
-        )
+    model, dispersion = run.law
+    require_noise(run, model, purpose, uncertainty)
     law = model.likelihood
     law.log_normalizer(np.ones(1), 1.0)  # raises if the likelihood has no density
     if axes is None:
@@ -309,9 +300,7 @@ def _request_cells(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> 
         run, at = tensor.run, (tensor.rows, tensor.columns)
         numbers = at[0].values, axes.columns(at[0])
     group = run.posterior
-    drawn = next(
-        (parameter.name for parameter in model.learnt if parameter.name in DISPERSIONS), None
-    )
+    drawn = next((one.name for one in model.learnt if one.name in DISPERSIONS), None)
     phi: Any = np.reshape(dispersion, (1, 1, -1))
     if drawn in group:
         phi = group[drawn].transpose("chain", "draw", ...).values.astype(np.float64)
@@ -326,25 +315,19 @@ def _request_cells(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> 
     return _CellRequest(run, at, law, mu, noise, numbers)
 
 
-def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
+def _chosen(run: Run, cells: Any) -> Cells:
     """Return rows and columns of the cells along one dimension, with their labels."""
     every = select(run, None, None)
     pair = isinstance(cells, tuple | list) and len(cells) == 2
-    if pair:
-        named = [isinstance(item, xr.DataArray) for item in cells]
-        named = [
-            a or np.asarray(item).dtype.kind not in "iu"
-            for a, item in zip(named, cells, strict=True)
-        ]
-        cells = tuple(cells)
-    if pair and all(named) and all(np.size(item) for item in cells):
+    if pair and all(map(_are_labels, cells)):
         keys = [xr.DataArray(np.atleast_1d(np.asarray(item)), dims="cell") for item in cells]
         rows, columns = select(run, *keys)
     else:
         shape, names = [at.size for at in every], [str(at.dims[0]) for at in every]
         if isinstance(cells, xr.DataArray) and any(at.attrs["levels"] for at in every):
             cells = _stacked_mask(cells, every)
-        places = cell_positions(cells, shape, names, CELLS, (keys_of(every[0]), keys_of(every[1])))
+        cells = tuple(cells) if pair else cells
+        places = cells_at(cells, shape, CELLS, names, [*map(keys_of, every)])
         keys = [xr.DataArray(item, dims="cell") for item in places]
         rows, columns = (at.isel({at.dims[0]: key}) for at, key in zip(every, keys, strict=True))
     if rows.size == 0:
@@ -352,35 +335,32 @@ def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
     return rows, columns
 
 
-def _stacked_mask(mask: xr.DataArray, every: tuple[xr.DataArray, xr.DataArray]) -> xr.DataArray:
+def _are_labels(item: Any) -> bool:
+    """Return True for one or several labels of rows or columns, False for positions."""
+    is_named = isinstance(item, xr.DataArray) or np.asarray(item).dtype.kind not in "iu"
+    return is_named and np.size(item) > 0
+
+
+def _stacked_mask(mask: xr.DataArray, every: Cells) -> xr.DataArray:
     """Return a mask over stacked dimensions as a mask over rows and columns, by label."""
     sides = [list(at.attrs["levels"]) or [at.dims[0]] for at in every]
     if set(mask.dims) != {*sides[0], *sides[1]}:
         return mask
-    flat = mask.transpose(*sides[0], *sides[1]).values.reshape(
-        [math.prod(mask.sizes[dim] for dim in dims) for dims in sides]
-    )
-    for axis, at in enumerate(every):
+    for at in every:
         levels = at.attrs["levels"]
-        codes = [
-            mask.indexes.get(name, pd.Index(values)).get_indexer(pd.Index(at[name].values))
-            for name, values in levels.items()
-        ]
-        sizes = [mask.sizes[name] for name in levels]
-        if any(
-            (values < 0).any() or values.max() >= n for values, n in zip(codes, sizes, strict=True)
-        ):
+        try:
+            unnamed = {name: labels for name, labels in levels.items() if name not in mask.indexes}
+            mask = mask.assign_coords(unnamed)
+            mask = mask.sel({name: xr.Variable(at.dims, at[name].values) for name in levels})
+        except (KeyError, ValueError) as error:
             raise OptionError(
                 f"cells lack some labels of the run along {', '.join(map(repr, levels))}; pass a "
                 "mask over all labels"
-            )
-        if levels:
-            flat = flat.take(np.ravel_multi_index(tuple(codes), tuple(sizes)), axis)
-    coords = {at.dims[0]: mask[at.dims[0]] for at in every if at.dims[0] in mask.coords}
-    return xr.DataArray(flat, coords, [at.dims[0] for at in every])
+            ) from error
+    return mask
 
 
-def _means(group: xr.Dataset, cells: tuple[xr.DataArray, xr.DataArray]) -> Lazy:
+def _means(group: xr.Dataset, cells: Cells) -> Lazy:
     """Return mu of all draws at the cells, (chain, draw, cell), lazily and in blocks."""
     draws = draws_of(group, cells)
     return blockwise(
@@ -426,7 +406,7 @@ def _new_observations(
     return out
 
 
-def _squares(run: Run, cells: tuple[xr.DataArray, xr.DataArray], uncertainty: Any) -> Array:
+def _squares(run: Run, cells: Cells, uncertainty: Any) -> Array:
     """Return squared uncertainties of the cells, (cell,)."""
     squares = np.asarray(variances(run, cells, uncertainty, np.empty(cells[0].size)).compute())
     wrong = ~((squares > 0) & np.isfinite(squares))
@@ -471,14 +451,9 @@ def _stored_values(request: _CellRequest) -> NDArray[np.float64] | None:
     return None if observed is None else _entries_at(observed, request.cells)
 
 
-def _entries_at(stored: Any, cells: tuple[xr.DataArray, xr.DataArray]) -> NDArray[np.float64]:
-    """Return the entries of a stored matrix at cells."""
-    rows, columns = (at.values for at in cells)
-    values = stored.data
-    picked = (
-        values[rows, columns] if isinstance(values, np.ndarray) else values.vindex[rows, columns]
-    )
-    return np.asarray(picked, np.float64)
+def _entries_at(stored: Any, cells: Cells) -> NDArray[np.float64]:
+    """Return the entries of a stored matrix at single cells."""
+    return np.asarray(values_at(stored, cells), np.float64)
 
 
 def _values(request: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
@@ -572,10 +547,8 @@ def _of_tensor(request: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool
     requested = request.numbers[0] * math.prod(axes.sizes[1:]) + request.numbers[1]
     zeros = entries.unstored == "zero"
     values = np.full(requested.size, 0.0 if zeros else np.nan)
-    order = np.argsort(at)
-    place = np.minimum(np.searchsorted(at, requested, sorter=order), max(at.size - 1, 0))
-    stored = at[order[place]] == requested if at.size else np.zeros(requested.size, bool)
-    values[stored] = entries.values[order[place[stored]]]
+    place, absent = find_cells(at, requested)
+    values[~absent] = entries.values[place[~absent]]
     observed = math.prod(axes.sizes) if zeros else at.size
     return values, observed == about.get("n_observed")
 

@@ -1,7 +1,7 @@
 """Lazy predictions with intervals for any cells, from all draws of mu = WH."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, Literal
 
 import dask
@@ -14,7 +14,6 @@ from scipy import special
 from daskfactor.checks import inner_share, one_of
 from daskfactor.data.labels import Stack
 from daskfactor.errors import OptionError
-from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.results.predictive_moments import (
     draws_of,
@@ -29,14 +28,13 @@ from daskfactor.results.schema import (
     CELL_NAMES,
     COARSE,
     IDENTITY,
-    MOMENTS,
     MONITOR,
     tree_of,
 )
-from daskfactor.results.selection import paired, select
+from daskfactor.results.selection import Cells, paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, describes_run, reads_in_threads
+from daskfactor.results.trace import Run, Trace, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -123,20 +121,27 @@ def predict(
     """
     _check_options(interval, of)
     run = Run.of(trace, "a prediction", ", or with monitor=(rows, columns) for a few cells")
-    tensor = None
-    if run.axes is None:
-        run.require_matrix("predict")
-        run, rows = with_new(run, "W", rows)
-        run, columns = with_new(run, "H", columns)
-        dims, cells = run.dims, select(run, rows, columns)
-    else:
+    if run.axes is not None:
         if columns is not None:
             raise OptionError(
                 "cells of a tensor are one tuple of positions along each axis; leave columns out "
                 f"and pass predict(trace, ({', '.join(run.axes.names)}))"
             )
         tensor = chosen(run, run.axes, rows)
-        run, cells, dims = tensor.run, (tensor.rows, tensor.columns), ("cell", "cell")
+        cells = tensor.rows, tensor.columns
+        return tensor.in_shape(predict_at(tensor.run, cells, interval, of, uncertainty))
+    run.require_matrix("predict")
+    run, rows = with_new(run, "W", rows)
+    run, columns = with_new(run, "H", columns)
+    cells = select(run, rows, columns)
+    result = predict_at(run, cells, interval, of, uncertainty)
+    return _with_stacks(result, stacks_of(run.attrs), (rows, columns), cells)
+
+
+def predict_at(
+    run: Run, cells: Cells, interval: float, of: Of | None = None, uncertainty: Any = None
+) -> xr.Dataset:
+    """Return the prediction of a grid of cells, or of single cells, see `predict`."""
     model, dispersion, of = _model_of(run, of, uncertainty)
     draws = draws_of(run.posterior, cells, run.weights)
     mean, variance = per_cell(moments, draws)
@@ -158,25 +163,22 @@ def predict(
         sd = da.sqrt(variance)
         tail = 0.5 * (1.0 - interval)
         lower, upper = per_cell(quantiles, draws, levels=(tail, 1.0 - tail))
-    values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    along = cells[0].dims if paired(cells) else dims
-    result = xr.Dataset({name: (along, value) for name, value in values.items()})
+    along = cells[0].dims if paired(cells) else run.dims
+    result = _result(run, along, (mean, sd, lower, upper), of, interval)
     # A single label drops its dimension, unless it is the label of several rows.
     result = result.isel({dim: 0 for dim, at in zip(along, cells, strict=False) if not at.ndim})
-    result = result.assign_coords({**cells[0].coords, **cells[1].coords})
-    if tensor is None:
-        result = _with_stacks(result, stacks_of(run.attrs), (rows, columns), cells)
-    else:
-        result = tensor.in_shape(result)
-    return _with_units(result, run).assign_attrs(of=of, interval=interval)
+    return result.assign_coords({**cells[0].coords, **cells[1].coords})
 
 
-def _with_units(result: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add the units of the data to predictions."""
-    if (units := run.data.get("units")) is None:
-        return result
-    values = result.data_vars.items()
-    return result.assign({name: variable.assign_attrs(units=units) for name, variable in values})
+def _result(
+    run: Run, along: tuple[Hashable, ...], values: tuple[Any, ...], of: Of, interval: float
+) -> xr.Dataset:
+    """Return mean, standard deviation and interval in the unit of the data."""
+    units = run.data.get("units")
+    attrs = {} if units is None else {"units": units}
+    names = ("mean", "sd", "lower", "upper")
+    variables = {name: (along, one, attrs) for name, one in zip(names, values, strict=True)}
+    return xr.Dataset(variables, attrs={"of": of, "interval": interval})
 
 
 def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:
@@ -240,7 +242,7 @@ def _with_stacks(
     result: xr.Dataset,
     stacks: dict[str, Stack],
     keys: tuple[Any, Any],
-    cells: tuple[xr.DataArray, xr.DataArray],
+    cells: Cells,
 ) -> xr.Dataset:
     """Unstack dimensions that were selected by level; add a MultiIndex to the others."""
     if paired(cells):
@@ -261,33 +263,34 @@ def _check_options(interval: float, of: str | None) -> None:
     one_of("of", of, ("observation", "mean", None), "; or leave it out")
 
 
-def observed_law(run: Run) -> tuple[Any, Any]:
-    """Return the model of a run, and its dispersion or those of columns, (J,); NaN if none."""
-    with describes_run():
-        model = model_from_dict(run.document("model"))
-        dispersion: Any = float(run.attrs["dispersion"] if model.has_observations else "nan")
-    moments = run.group(MOMENTS)
-    if "dispersion_mean" in moments:
-        dispersion = moments["dispersion_mean"].values.mean(axis=0)
-    return model, dispersion
+def require_noise(run: Run, model: Any, purpose: str, uncertainty: Any, other: str = "") -> None:
+    """Refuse a run that does not tell the noise of an observation; ``other`` is an alternative.
+
+    Raises
+    ------
+    OptionError
+        If the model has no observations, or uncertainties are unknown.
+    """
+    if not model.has_observations:
+        advice = f"pass {other}" if other else "use another model"
+        raise OptionError(
+            f"{purpose} needs a likelihood of observations, which {type(model).__name__} does not "
+            f"have; {advice}"
+        )
+    if not knows_variances(run, uncertainty):
+        raise OptionError(
+            f"{purpose} needs the uncertainty of each of these cells, which the result does not "
+            f"have; pass them as uncertainty={other and f', or {other}'}"
+        )
 
 
 def _model_of(run: Run, of: Of | None, uncertainty: Any) -> tuple[Any, Any, Of]:
     """Return the model of a run, its dispersion(s), and the target of the interval."""
-    model, dispersion = observed_law(run)
-    if not knows_variances(run, uncertainty):
-        if of == "observation":
-            raise OptionError(
-                "of='observation' needs the uncertainty of each of these cells, which the result "
-                "does not have; pass them as uncertainty=, or of='mean'"
-            )
-        return model, dispersion, "mean"
-    if of == "observation" and not model.has_observations:
-        raise OptionError(
-            "of='observation' needs a likelihood of observations, which SILFNMF does not have; "
-            "pass of='mean'"
-        )
-    return model, dispersion, of or ("observation" if model.has_observations else "mean")
+    model, dispersion = run.law
+    has_noise = knows_variances(run, uncertainty) and model.has_observations
+    if of == "observation":
+        require_noise(run, model, "of='observation'", uncertainty, "of='mean'")
+    return model, dispersion, of or ("observation" if has_noise else "mean")
 
 
 def _dispersion_of(run: Run, cells: Any, dispersion: Any, uncertainty: Any, mean: Any) -> Any:
@@ -359,26 +362,24 @@ def monitored(
     model, dispersion, of = _model_of(run, of, uncertainty)
     group = run.group(MONITOR).load()
     mean, variance = _pooled(group)
+    cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
     if of == "observation":
-        cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
         (phi,) = compute(_dispersion_of(run, cells, dispersion, uncertainty, mean))
         sd, lower, upper = _observation_interval(mean, variance, phi, model.likelihood, interval)
     else:
         sd = np.sqrt(variance)
         lower, upper = matched_interval(mean, variance, model.nonnegative, interval)
-    values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
     names = {inner: name for name, inner in CELL_NAMES.items()}
-    result = xr.Dataset({name: ("cell", value) for name, value in values.items()})
-    result = result.assign_coords(
+    result = _result(run, ("cell",), (mean, sd, lower, upper), of, interval)
+    if run.axes is not None:
+        return result.assign_coords(run.axes.coords(*(at.values for at in cells)))
+    return result.assign_coords(
         {
             names.get(str(name), name): coord.variable
             for name, coord in group.coords.items()
             if coord.dims == ("cell",)
         }
     )
-    if run.axes is not None:
-        result = result.drop_vars(result.coords).assign_coords(run.axes.places(group))
-    return _with_units(result, run).assign_attrs(of=of, interval=interval)
 
 
 def _pooled(group: xr.Dataset) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.machine import single_threaded_blas
-from daskfactor.results.selection import paired
+from daskfactor.results.selection import Cells, paired
 from daskfactor.results.trace import Running, effective_number, factors_of, relative
 
 Array = NDArray[Any]
@@ -63,11 +63,7 @@ class Draws(NamedTuple):
     weight: NDArray[np.float64] | None = None
 
 
-def draws_of(
-    group: xr.Dataset,
-    cells: tuple[xr.DataArray, xr.DataArray],
-    weights: NDArray[np.float64] | None = None,
-) -> Draws:
+def draws_of(group: xr.Dataset, cells: Cells, weights: NDArray[np.float64] | None = None) -> Draws:
     """Select factors lazily, chunked by the rows and columns of the blocks of the result.
 
     Draws without weight are omitted; ``weight`` is None if all others are equal.

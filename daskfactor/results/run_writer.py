@@ -169,22 +169,6 @@ class Sink:
         with self._writing(path):
             self._array(path)[region] = values
 
-    @contextmanager
-    def replacing(self, group: str, chain: int, count: int) -> Iterator[None]:
-        """Mark streamed moments of one chain as invalid in the block, then as of ``count`` cycles.
-
-        ``group`` is that of the moments of the factors, or of the monitored cells.
-
-        Raises
-        ------
-        StoreError
-            As `write_draws`.
-        """
-        # A count of 0 marks incomplete values, in case the process is killed.
-        self.write(f"{group}/count", chain, 0)
-        yield
-        self.write(f"{group}/count", chain, count)
-
     def write_weights(
         self,
         *,

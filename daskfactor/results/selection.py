@@ -4,22 +4,27 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import first_positions
 from daskfactor.data.labels import is_usable
 from daskfactor.errors import OptionError
 from daskfactor.results.stacks import stacks_of
 from daskfactor.results.trace import Run
 
+Cells = tuple[xr.DataArray, xr.DataArray]
+"""Positions of rows and columns with the user's names and labels: of a grid of cells, or of single
+cells if they share their dimension."""
+
+asarray: Final[Any] = da.asarray  # dask's functions carry no types
 MAX_COMPARED: Final = 10**5
 """Largest number of labels that are searched for a similar one."""
 
 
-def select(run: Run, rows: Any, columns: Any) -> tuple[xr.DataArray, xr.DataArray]:
+def select(run: Run, rows: Any, columns: Any) -> Cells:
     """Return positions of selected rows and columns, with their labels.
 
     Parameters
@@ -57,9 +62,16 @@ def select(run: Run, rows: Any, columns: Any) -> tuple[xr.DataArray, xr.DataArra
     return chosen_rows, chosen_columns
 
 
-def paired(cells: tuple[xr.DataArray, xr.DataArray]) -> bool:
+def paired(cells: Cells) -> bool:
     """Return True if rows and columns name single cells instead of a grid."""
     return bool(set(cells[0].dims) & set(cells[1].dims))
+
+
+def values_at(matrix: xr.DataArray, cells: Cells) -> Any:
+    """Return entries of a matrix, lazily: of a grid of cells, or of single ones."""
+    values = asarray(matrix.data)
+    rows, columns = (np.atleast_1d(at.values) for at in cells)
+    return values.vindex[rows, columns] if paired(cells) else values[rows][:, columns]
 
 
 def keys_of(at: xr.DataArray) -> Any:
@@ -154,7 +166,7 @@ def _positions_of_tuples(at: xr.DataArray, key: Any, what: str) -> Any:
     levels, one = at.attrs["levels"], isinstance(key, tuple)
     index = pd.MultiIndex.from_arrays([at[name].values for name in levels])
     keys = [key] if one else list(key)
-    place = first_positions(index.tolist())
+    place = {label: n for n, label in reversed([*enumerate(index.tolist())])}
     unknown = next((label for label in keys if label not in place), None)
     if unknown is not None:
         raise OptionError(

@@ -23,7 +23,6 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.backends import (
     Backend,
-    LocalBackend,
     Reservation,
     open_backend,
     refuse_url,
@@ -31,6 +30,7 @@ from daskfactor.results.backends import (
 )
 from daskfactor.results.files import (
     CHECKPOINT,
+    MARKER,
     NODE,
     STATE,
     Arrays,
@@ -41,6 +41,7 @@ from daskfactor.results.files import (
     plain,
     read_marker,
     seal,
+    write_json,
 )
 from daskfactor.results.metadata import INDEX, nodes_of, read_root
 from daskfactor.results.opening import checked_store, committed_tree
@@ -80,6 +81,7 @@ class RunStore(Sink):
         self.name = self.path = place.name
         self._place: Backend | None = place
         self._writer = Writer(place.store)
+        self._new_attrs: dict[str, Any] = {}  # the next commit writes them
         document = read_root(place)
         self._read_plan(document)
         self.checkpoints = Checkpoints(place, self.chains, self.warmup_draws)
@@ -91,7 +93,7 @@ class RunStore(Sink):
         # Complete an interrupted extension: write every node as in the metadata of the root.
         for name, node in nodes_of(document).items():
             if not _holds(place, f"{name}/{NODE}", node):
-                place.replace(f"{name}/{NODE}", node)
+                write_json(place.store, f"{name}/{NODE}", node)
 
     @classmethod
     def begin(
@@ -102,8 +104,8 @@ class RunStore(Sink):
     ) -> Self:
         """Create an empty run store under a reserved name, and open it for writing.
 
-        The store is created atomically, and replaces an earlier run with its first checkpoint. At
-        a URL it replaces an earlier run at once; snapshots keep it until they expire.
+        The store is created atomically, and replaces an earlier run with its first checkpoint; at
+        a URL snapshots keep the earlier run until they expire.
 
         Parameters
         ----------
@@ -120,34 +122,40 @@ class RunStore(Sink):
         StoreError
             If the disk fails.
         """
-        with reservation.new_backend() as place:
-            write_skeleton(place, spec)
-            if state is not None:
+        place = reservation.new_backend()
+        try:
+            with place.writing("a new run store", "nothing was changed", "begin again"):
+                write_skeleton(place, spec)
                 checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
-                checkpoints.write_constants(state[0])
-                checkpoints.commit({}, state[1])
-        made = cls.open(reservation.path, reservation.hand_over())
-        made._empty = True
+                if state is not None:
+                    write_json(place.store, MARKER, checkpoints.write({}, state[1], state[0]))
+                made = cls(place)
+                made._empty = True
+                if not reservation.replaces:
+                    made.checkpoints.publish({}, "begun")
+        except BaseException:
+            place.close()
+            raise
         return made
 
     @classmethod
-    def open(cls, path: str | PathLike[str], place: Backend | None = None) -> Self:
-        """Open a run store to continue it; ``place`` is that of a store which this process writes.
+    def open(cls, path: str | PathLike[str]) -> Self:
+        """Open a run store to continue it.
 
         Raises
         ------
         StoreError
-            If there is no store at ``path``, or another process is writing it.
+            If there is no store at ``path``, or another process is writing to its folder.
         StoreFormatError
             If it is not a run store, is damaged or has a newer version.
         """
-        view = place or view_of(path)
+        view = view_of(path)
         if read_root(view)["attributes"]["format_version"] == 1:
             raise StoreFormatError(
                 f"{view.name} was written by daskfactor 0.1.0; its draws can be read, but this "
                 "version cannot resume it. For more draws, resume it with 0.1.0 or run again"
             )
-        place = place or open_backend(view.name)
+        place = open_backend(view.name)
         try:
             return cls(place)
         except BaseException:
@@ -163,7 +171,8 @@ class RunStore(Sink):
     @property
     def attrs(self) -> dict[str, Any]:
         """Attributes of the run on disk."""
-        return dict(read_root(self._place or view_of(self.path))["attributes"])
+        document = read_root(self._place or view_of(self.path))
+        return {**document["attributes"], **self._new_attrs}
 
     @property
     def committed(self) -> Counts:  # type: ignore[override]
@@ -215,9 +224,9 @@ class RunStore(Sink):
             )
         with self._writing("a checkpoint"):
             self._flush()
-            place = self._writable()
-            first = self.checkpoints.commit(arrays, meta)
-            place.commit("draws per chain: " + ", ".join(map(str, self.committed.draws)))
+            documents = {NODE: seal(self._root(), INDEX)} if self._new_attrs else {}
+            first = self.checkpoints.commit(arrays, meta, documents)
+        self._new_attrs = {}
         self._empty = self._empty and first and not max(self.committed.draws)
 
     def load_checkpoint(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
@@ -247,51 +256,51 @@ class RunStore(Sink):
             raise OptionError(f"cannot shorten {self.path} from {self.draws} to {draws} draws")
         with self._writing("room for more draws"):
             self._flush()
-            place = self._writable()
-            self._make_room(draws, cycles)
-            place.commit(f"room for {draws} draws")
+            place, document = self._writable(), self._root()
+            for name, node in document[INDEX]["metadata"].items():
+                axes = node.get("dimension_names") or ()
+                if "draw" in axes:
+                    group = name.split("/")[0]
+                    node["shape"][list(axes).index("draw")] = planned_draws(group, draws)
+                    write_json(place.store, f"{name}/{NODE}", node)
+                    if name == f"{group}/draw":
+                        numbers = cycles[1::2] if group == COARSE else cycles
+                        Writer(place.store).write(name, ..., numbers)
+            self._commit(document, f"room for {draws} draws")
         self._writer = Writer(place.store)  # arrays of the old writer have the old length
-        self._read_plan(read_root(place))
-
-    def _make_room(self, draws: int, cycles: NDArray[np.int64]) -> None:
-        """Extend every array of draws; replacing the root commits it."""
-        place = self._writable()
-        document = read_root(place)
-        for name, node in document[INDEX]["metadata"].items():
-            axes = node.get("dimension_names") or ()
-            if "draw" in axes:
-                group = name.split("/")[0]
-                node["shape"][list(axes).index("draw")] = planned_draws(group, draws)
-                place.replace(f"{name}/{NODE}", node)
-                if name == f"{group}/draw":
-                    numbers = cycles[1::2] if group == COARSE else cycles
-                    Writer(place.store).write(name, ..., numbers)
-        place.flush()
-        _replace_root(place, document)
+        self._read_plan(document)
 
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
-        """Update attributes of the root on disk; see `Sink.update_attrs`."""
-        with self._writing("attributes"):
-            for name in attrs:
-                if f"constant_data/{name}" in self._plan:
-                    self._array(f"constant_data/{name}")[...] = attrs[name]
-            place = self._writable()
-            place.flush()
-            describe(place, attrs)
+        """Update attributes of the root with the next commit; see `Sink.update_attrs`."""
+        self._writable()
+        self._new_attrs |= plain(attrs)
+
+    def _root(self) -> dict[str, Any]:
+        """Return the document of the root with new attributes, whose constants are written."""
+        for name, value in self._new_attrs.items():
+            if f"constant_data/{name}" in self._plan:
+                self._array(f"constant_data/{name}")[...] = value
+        document = read_root(self._writable())
+        document["attributes"] = {**document["attributes"], **self._new_attrs}
+        return document
+
+    def _commit(self, document: dict[str, Any], message: str) -> None:
+        """Commit everything that was written, with the document of the root."""
+        self.checkpoints.publish({NODE: seal(document, INDEX)}, message)
+        self._new_attrs = {}
 
     def finish(self, attrs: Mapping[str, Any]) -> None:
         """Write the last attributes, flush everything to disk and close."""
-        with self._writing("the end of the run"):
-            self._flush()
         self.update_attrs(attrs)
         with self._writing("the end of the run"):
-            self._writable().commit("the end of the run")
+            self._flush()
+            self._commit(self._root(), "the end of the run")
         self.close()
 
     def tree(self) -> xr.DataTree:
         """Return the committed draws lazily; see `daskfactor.results.opening.open_run`."""
-        place = self._place if isinstance(self._place, LocalBackend) else None
-        return committed_tree(place or view_of(self.path), self.committed)
+        view = view_of(self.path) if self._place is None else self._place.committed()
+        return committed_tree(view, self.committed)
 
     def close(self, discard: bool = False) -> None:
         """Close the store, or remove it; uncommitted draws are lost."""
@@ -338,10 +347,14 @@ class RunStore(Sink):
             del self._pending[path, chain]
 
     def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
-        place = self._writable()
-        place.flush()
-        describe(place, attrs, group)
-        place.commit(f"about {group}")
+        place, document = self._writable(), self._root()
+        node = document[INDEX]["metadata"][group]
+        before = node.get("attributes", {})
+        after = {name: before[name] for name in GROUP_ATTRS if name in before} | plain(attrs)
+        if before != after:
+            node["attributes"] = after
+            write_json(place.store, f"{group}/{NODE}", node)
+            self._commit(document, f"about {group}")
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         if self._empty:
@@ -402,7 +415,7 @@ def check_place(path: str | PathLike[str], overwrite: bool) -> bool:
 
 
 def write_skeleton(place: Backend, spec: RunSpec) -> None:
-    """Write an empty run store with attributes and coordinates, flushed to disk.
+    """Write an empty run store with attributes and coordinates.
 
     Raises
     ------
@@ -436,14 +449,13 @@ def write_skeleton(place: Backend, spec: RunSpec) -> None:
     state = top.create_group(CHECKPOINT, attributes={"description": note})
     dims = ("checkpoint_slot", "checkpoint_byte")
     state.create_array(STATE, shape=(2, 0), chunks=(1, 1), dtype="uint8", dimension_names=dims)
-    place.flush()
     paths = sorted(PurePosixPath(path) for path, _ in top.members(max_depth=None))
     nodes = {
         str(path): place.document(f"{path}/{NODE}") for path in paths if path.parts[0] != CHECKPOINT
     }
     index = {"kind": "inline", "must_understand": False, "metadata": nodes}
     document = {"zarr_format": 3, "node_type": "group", "attributes": plain(spec.root_attrs)}
-    _replace_root(place, document | {INDEX: index})
+    write_json(store, NODE, seal(document | {INDEX: index}, INDEX))
 
 
 def _write_coords(store: Any, group: str, coords: xr.Dataset) -> None:
@@ -464,29 +476,3 @@ def _write_coords(store: Any, group: str, coords: xr.Dataset) -> None:
         encoding=encoding,
         write_empty_chunks=True,
     )
-
-
-def _replace_root(place: Backend, document: dict[str, Any]) -> None:
-    place.replace(NODE, seal(document, INDEX))
-
-
-def describe(place: Backend, attrs: Any, group: str | None = None) -> None:
-    """Update attributes of the root, or replace those of a group except `GROUP_ATTRS`.
-
-    Raises
-    ------
-    OSError
-        If they cannot be written; the old ones are still valid.
-    """
-    document = read_root(place)
-    if group is None:
-        document["attributes"] |= plain(attrs)
-    else:
-        node = document[INDEX]["metadata"][group]
-        before = node.get("attributes", {})
-        after = {name: before[name] for name in GROUP_ATTRS if name in before} | plain(attrs)
-        if before == after:
-            return
-        node["attributes"] = after
-        place.replace(f"{group}/{NODE}", node)
-    _replace_root(place, document)

@@ -2,8 +2,9 @@
 
 import math
 import re
+from importlib import import_module
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import dask
 import numpy as np
@@ -16,13 +17,12 @@ from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import EFFECTIVE
 from daskfactor.results.diagnose import (
+    Convergence,
     all_series,
     convergence,
     rhat_beyond_autocorrelation,
     trend,
 )
-from daskfactor.results.particle_summary import particle_lights, particle_lines, particle_series
-from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import TITLES, Series, balanced_density
 from daskfactor.results.summary_cache import CachedSummary, cached_at, cached_in
@@ -69,6 +69,10 @@ PRECISE: Final = ("scale", "part", "learnt")
 NO_DRAWS: Final = Light("none", ("The run stored no draws.",), 'Store draws: keep="draws".')
 
 
+def _light_of(name: str) -> Any:
+    return property(lambda summary: summary.lights[name], doc=f"Light of the {LIGHTS[name]}.")
+
+
 class Summary(VerdictDataset):  # type: ignore[no-untyped-call]
     """Result of :func:`summarize`: four lights and the diagnostics that determine them.
 
@@ -86,21 +90,10 @@ class Summary(VerdictDataset):  # type: ignore[no-untyped-call]
 
     __slots__ = ()
 
-    @property
-    def predictions(self) -> Light:
-        return self.lights["predictions"]
-
-    @property
-    def observations(self) -> Light:
-        return self.lights["observations"]
-
-    @property
-    def components(self) -> Light:
-        return self.lights["components"]
-
-    @property
-    def log_density(self) -> Light:
-        return self.lights["log_density"]
+    predictions = _light_of("predictions")
+    observations = _light_of("observations")
+    components = _light_of("components")
+    log_density = _light_of("log_density")
 
     @property
     def lights(self) -> dict[str, Light]:
@@ -135,16 +128,13 @@ class Summary(VerdictDataset):  # type: ignore[no-untyped-call]
         return markup.titled("Summary", markup.table(rows), notes, numbers)
 
     def _table(self) -> str | None:
-        if "notes" not in self.attrs:
+        is_particles = "one_particle" in self.variables
+        names = ("mean", "sd", "one_particle") if is_particles else ("rhat", "ess_bulk", "ess_tail")
+        complete = {*names, "kind"} <= set(self.variables) and "notes" in self.attrs
+        if not complete or self[names[0]].dims != ("functional",):
             return None
-        for name, others, lines in (
-            ("mean", {"sd", "one_particle", "kind"}, particle_lines),
-            ("rhat", {"ess_bulk", "ess_tail", "kind"}, _chain_lines),
-        ):
-            complete = {name, *others} <= set(self.variables)
-            if complete and self[name].dims == ("functional",):
-                return "\n".join(lines(self))
-        return None
+        lines = of_particles().particle_lines if is_particles else _chain_lines
+        return "\n".join(lines(self))
 
 
 CELL: Final = re.compile(r"mu\[(\d+),(\d+)\]")
@@ -152,6 +142,11 @@ CHANCE_ERRORS: Final = 2.0
 """Standard errors of an R-hat that may be chance."""
 CELLS: Final = 32
 SEED: Final = 0
+
+
+def of_particles() -> Any:
+    """Return the module that summarizes particles, which the core imports only for these."""
+    return import_module("daskfactor.stein.particle_summary")
 
 
 @reads_in_threads
@@ -271,28 +266,54 @@ def compute_summary(
     run = Run(tree)
     if run.is_particles:
         run = Run.of(tree, "a summary")
-        series, columns, attrs = particle_series(run, cells, random_seed)
-        return _assemble(series, columns, attrs, *particle_lights(columns, attrs))
+        series, columns, attrs = of_particles().particle_series(run, cells, random_seed)
+        return _assemble(series, columns, attrs, *of_particles().particle_lights(columns, attrs))
     series, moved = all_series(tree, cells, random_seed, None, aligned)
     if not series:
         raise OptionError("the run has no draws yet; resume it before summarize")
-    diagnostics = np.array([convergence(one.values) for one in series])
-    corrected = diagnostics.copy()
-    # R-hat of WH is pooled over many entries, so that chance adds little; others count singly.
-    corrected[:, 0] = [
-        rhat_beyond_autocorrelation(one.values, 0.0 if one.kind == "product" else CHANCE_ERRORS)
-        for one in series
-    ]
+    diagnostics = [convergence(one.values) for one in series]
     columns = {
         "mean": [float(one.values.mean()) for one in series],
         "sd": [float(one.values.std()) for one in series],
-        **dict(zip(("rhat", "ess_bulk", "ess_tail"), diagnostics.T, strict=True)),
+        **dict(zip(Convergence._fields, np.transpose(diagnostics), strict=True)),
         **{name: [getattr(one, name) for one in series] for name in COMPONENT_COLUMNS},
     }
+    quantities = [Quantity.of(*pair) for pair in zip(series, diagnostics, strict=True)]
     facts = _facts(run, series[-1].values.shape)
-    lights = _lights(run, series, corrected, facts)
+    lights = _lights(run, _without_replaced(quantities), facts)
     attrs = {"chains": facts.chains, "draws": facts.draws}
     return _assemble(series, columns, attrs, lights, _notes(run, series, facts, moved))
+
+
+class Quantity(NamedTuple):
+    """Series with the diagnostics that the lights use.
+
+    Attributes
+    ----------
+    series
+        The series.
+    rhat
+        R-hat beyond autocorrelation.
+    ess
+        Smaller one of the effective sample sizes of centre and tails.
+    """
+
+    series: Series
+    rhat: float
+    ess: float
+
+    @classmethod
+    def of(cls, series: Series, diagnostics: Convergence) -> "Quantity":
+        """Return a series with its diagnostics."""
+        # R-hat of WH is pooled over many entries, so that chance adds little; others count singly.
+        errors = 0.0 if series.kind == "product" else CHANCE_ERRORS
+        rhat = rhat_beyond_autocorrelation(series.values, errors)
+        return cls(series, rhat, float(np.min(diagnostics[1:])))
+
+    @property
+    def is_valid(self) -> bool:
+        """True if the draws can be judged."""
+        return not (math.isnan(self.rhat) or math.isnan(self.ess))
 
 
 COMPONENT_COLUMNS: Final = ("share", "least_share", "chains_with", "agreement")
@@ -354,72 +375,65 @@ def _explained(run: Run) -> bool:
     return getattr(run.model, "dispersion", None) == "auto" and run.attrs.get("dispersion") == 1.0
 
 
-def _lights(run: Run, series: list[Series], diagnostics: Array, facts: Facts) -> dict[str, Light]:
-    """Return the lights of chains; ``diagnostics``: R-hat and ESS of all series."""
+def _lights(run: Run, quantities: list[Quantity], facts: Facts) -> dict[str, Light]:
+    """Return the lights of chains."""
     moving = describe_trend(run.tree)
-    kinds = [one.kind for one in series]
-    at = kinds.index("balanced" if "balanced" in kinds else "density")
-    log_density = density_light(
-        float(diagnostics[at, 0]), moving, facts, within=lambda: _within([series[at].values])
-    )
+    density = _of_kind(quantities, "balanced") or _of_kind(quantities, "density")
+    log_density = density_light(density[0].rhat, moving, facts, within=lambda: _within(density[:1]))
     # Constant chains have no trend, but have not converged either.
-    rising = moving is not None or math.isinf(diagnostics[at, 0])
-    valid = [n for n in _positions(series, "product") if not np.isnan(diagnostics[n]).any()]
+    rising = moving is not None or math.isinf(density[0].rhat)
+    valid = [one for one in _of_kind(quantities, "product") if one.is_valid]
     if run.has_draws:
         predictions = predictions_light(
-            diagnostics[valid, 0],
-            diagnostics[valid, 1:].min(axis=1),
+            np.array([one.rhat for one in valid]),
+            np.array([one.ess for one in valid]),
             facts,
             rising=rising,
-            within=lambda: _within([series[n].values for n in valid]),
+            within=lambda: _within(valid),
         )
     else:
         predictions = _monitored_light(run, facts)
-    observations = _observations_light(run, series, diagnostics, facts, rising=rising)
     sound = predictions.status in ("green", "none") or predictions.alone
     components = with_unconverged(
-        _components_light(run, series, diagnostics, facts, sound=sound),
-        _unconverged(run, series, diagnostics, excluded={at, *valid}),
+        _components_light(run, quantities, facts, sound=sound),
+        _unconverged(run, [one for one in quantities if one is not density[0]]),
         facts,
         sound=sound,
     )
-    return {
-        "predictions": predictions,
-        "observations": observations,
-        "components": components,
-        "log_density": log_density,
-    }
+    observations = _observations_light(run, quantities, facts, rising=rising)
+    lights = predictions, observations, components, log_density
+    return dict(zip(LIGHTS, lights, strict=True))
 
 
 def _observations_light(
-    run: Run, series: list[Series], diagnostics: Array, facts: Facts, *, rising: bool
+    run: Run, quantities: list[Quantity], facts: Facts, *, rising: bool
 ) -> Light:
     """Return the light of predicted observations at the cells of the summary."""
-    places = {n: at for n, one in enumerate(series) if (at := CELL.fullmatch(one.name))}
-    valid = [n for n in places if not np.isnan(diagnostics[n]).any()]
+    cells = [(one, at) for one in quantities if (at := CELL.fullmatch(one.series.name))]
+    valid = [(one, at.groups()) for one, at in cells if one.is_valid]
     if not run.has_draws:
         return NO_DRAWS
     if run.model is not None and run.model.joins:
         return Light("none", ("Not judged for several matrices: each has its own likelihood.",))
-    if not places or not knows_variances(run, None):
-        missing = "uncertainties of the cells" if places else "single cells"
+    if not cells or not knows_variances(run, None):
+        missing = "uncertainties of the cells" if cells else "single cells"
         return Light("none", (f"The run has no {missing}.",))
     if run.model is None or "dispersion" not in run.attrs:
         return Light("none", ("The run does not record its model.",))
     if not valid:
         nothing = np.empty(0)
         return observations_light(nothing, nothing, nothing, facts, rising=rising)
-    model, dispersion = observed_law(run)
-    rows, columns = np.array([places[n].groups() for n in valid], int).reshape(-1, 2).T
-    drawn = np.array([series[n].values for n in valid]).reshape(len(valid), *series[0].values.shape)
+    model, dispersion = run.law
+    rows, columns = np.array([place for _, place in valid], int).T
+    drawn = np.array([one.series.values for one, _ in valid])
     mean, variance = drawn.mean(axis=(1, 2)), drawn.var(axis=(1, 2))
     if has_uncertainty(run):
-        cells = xr.DataArray(rows, dims="cell"), xr.DataArray(columns, dims="cell")
-        dispersion = dispersion * variances(run, cells, None, mean).compute()
+        places = xr.DataArray(rows, dims="cell"), xr.DataArray(columns, dims="cell")
+        dispersion = dispersion * variances(run, places, None, mean).compute()
     elif np.ndim(dispersion):
         dispersion = dispersion[columns]
     sd = np.sqrt(model.likelihood.observation_variance(mean, variance, dispersion))
-    error = np.sqrt(variance / np.maximum(diagnostics[valid, 1:].min(axis=1), 1.0))
+    error = np.sqrt(variance / np.maximum([one.ess for one, _ in valid], 1.0))
     half = drawn.shape[2] // 2
     halves = np.stack([drawn[:, 0, :half], drawn[:, 0, -half:]], axis=1)
     parts = halves if facts.chains == 1 else drawn
@@ -430,10 +444,14 @@ def _observations_light(
     return observations_light(means, error[sure], sd[sure], facts, rising=rising)
 
 
-def _positions(series: list[Series], *kinds: str) -> list[int]:
-    """Return positions of series of some kinds, without those that others replace."""
-    left_out = _replaced({one.kind for one in series})
-    return [n for n, one in enumerate(series) if one.kind in kinds and one.kind not in left_out]
+def _of_kind(quantities: list[Quantity], *kinds: str) -> list[Quantity]:
+    return [one for one in quantities if one.series.kind in kinds]
+
+
+def _without_replaced(quantities: list[Quantity]) -> list[Quantity]:
+    """Leave out series that others replace."""
+    replaced = _replaced({one.series.kind for one in quantities})
+    return [one for one in quantities if one.series.kind not in replaced]
 
 
 def _replaced(kinds: set[str]) -> set[str]:
@@ -441,32 +459,25 @@ def _replaced(kinds: set[str]) -> set[str]:
     return {"component"} if "aligned" in kinds else set()
 
 
-def _unconverged(
-    run: Run, series: list[Series], diagnostics: Array, excluded: set[int]
-) -> list[Unconverged]:
-    """Return variables that have not converged, without those that other lights use."""
+def _unconverged(run: Run, quantities: list[Quantity]) -> list[Unconverged]:
+    """Return variables that have not converged."""
     scaled = () if run.model is not None and run.model.rotates else SCALED
-    variables: dict[tuple[str, str], list[int]] = {}
-    for n in set(_positions(series, *VARIABLES)) - excluded:
-        variables.setdefault((series[n].kind, series[n].name.partition("[")[0]), []).append(n)
+    variables: dict[tuple[str, str], list[Quantity]] = {}
+    for one in _of_kind(quantities, *VARIABLES):
+        variables.setdefault((one.series.kind, one.series.name.partition("[")[0]), []).append(one)
     each = []
-    for (kind, _), at in sorted(variables.items()):
-        ess = diagnostics[at, 1:].min(axis=1)
+    for (kind, _), entries in sorted(variables.items()):
+        ess = np.array([one.ess for one in entries])
         error = error_of(ess[~np.isnan(ess)]) if kind in PRECISE else 0.0
-        names = [series[n].name for n in at]
-        each.append(
-            check_convergence(
-                VARIABLES[kind], names, diagnostics[at, 0], error, drawn=kind in scaled
-            )
-        )
+        names, rhat = [one.series.name for one in entries], np.array([one.rhat for one in entries])
+        each.append(check_convergence(VARIABLES[kind], names, rhat, error, drawn=kind in scaled))
     return [one for one in each if one is not None]
 
 
-def _within(values: list[Array]) -> float:
+def _within(quantities: list[Quantity]) -> float:
     """Return the pooled R-hat of the halves of single chains."""
-    return pooled_rhat(
-        np.array([rhat_beyond_autocorrelation(one[None]) for chains in values for one in chains])
-    )
+    chains = [chain[None] for one in quantities for chain in one.series.values]
+    return pooled_rhat(np.array([rhat_beyond_autocorrelation(chain) for chain in chains]))
 
 
 def _monitored_light(run: Run, facts: Facts) -> Light:
@@ -478,9 +489,7 @@ def _monitored_light(run: Run, facts: Facts) -> Light:
     return moments_light(mean.astype(float), var.astype(float), group["count"].values, facts)
 
 
-def _components_light(
-    run: Run, series: list[Series], diagnostics: Array, facts: Facts, *, sound: bool
-) -> Light:
+def _components_light(run: Run, quantities: list[Quantity], facts: Facts, *, sound: bool) -> Light:
     if run.model is not None and run.model.rotates:
         reason = (
             f"Components of {type(run.model).__name__} are not identified: a rotation leaves WH "
@@ -489,13 +498,13 @@ def _components_light(
         return Light("none", (reason,))
     components = [
         Component(
-            series[n].name.removeprefix(series[n].kind)[1:-1],
-            1.0 if math.isnan(series[n].share) else series[n].share,
-            int(series[n].chains_with),
-            series[n].agreement,
-            float(np.sqrt(1.0 / max(diagnostics[n, 1:].min(), 1.0))),
+            series.name.removeprefix(series.kind)[1:-1],
+            1.0 if math.isnan(series.share) else series.share,
+            int(series.chains_with),
+            series.agreement,
+            float(np.sqrt(1.0 / max(ess, 1.0))),
         )
-        for n in _positions(series, "component", "aligned")
+        for series, _, ess in _of_kind(quantities, "component", "aligned")
     ]
     if not components:
         return NO_DRAWS

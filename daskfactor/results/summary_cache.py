@@ -8,7 +8,7 @@ needed.
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 VERDICT: Final = "verdict"
 """Attribute of the root with the cache."""
-PIECE: Final = 2**25
-"""Bytes of an array that are read at once for its checksum."""
 READ_AT_ONCE: Final = 2**26
 """Largest size of an array in bytes whose checksums are always verified."""
 
@@ -71,23 +69,10 @@ def imprint(tree: "xr.DataTree") -> int | None:
                 values = group[key]
                 short = name in ("monitor", "sample_stats")
                 part = values if short else values.isel(last, missing_dims="ignore")
-                checksum = zlib.crc32(
-                    repr((name, key, values.dims, values.shape)).encode(), checksum
-                )
-                for piece in _pieces(part):
-                    checksum = zlib.crc32(piece.values.tobytes(), checksum)
+                title = repr((name, key, values.dims, values.shape))
+                checksum = zlib.crc32(title.encode(), checksum)
+                checksum = zlib.crc32(part.values.tobytes(), checksum)
     return checksum
-
-
-def _pieces(values: "xr.DataArray") -> "Iterator[xr.DataArray]":
-    """Yield parts of an array along its longest axis, to limit memory."""
-    if values.nbytes <= PIECE:
-        yield values
-        return
-    dim = max(values.dims, key=lambda axis: values.sizes[axis])
-    step = max(1, PIECE * values.sizes[dim] // values.nbytes)
-    for start in range(0, values.sizes[dim], step):
-        yield values.isel({dim: slice(start, start + step)})
 
 
 def cached_in(tree: "xr.DataTree") -> CachedSummary | None:
@@ -138,9 +123,8 @@ def _document(attrs: Mapping[Any, Any]) -> dict[str, Any] | None:
     """Return the parsed attribute; None if it is missing or invalid."""
     try:
         document = json.loads(attrs[VERDICT])
-        complete = {"of", "imprint", *CachedSummary._fields} <= set(
-            document
-        ) and "rules" in document["of"]
+        required = {"of", "imprint", *CachedSummary._fields}
+        complete = required <= set(document) and "rules" in document["of"]
     except (KeyError, TypeError, ValueError):
         return None
     return document if complete else None

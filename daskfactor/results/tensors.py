@@ -19,7 +19,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import cells_of_tensor
-from daskfactor.data.coupled import FACTOR
+from daskfactor.data.labels import FACTOR
 from daskfactor.errors import OptionError
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import MONITOR, WARMUP, factor_dims, tree_of
@@ -67,7 +67,8 @@ class Chosen(NamedTuple):
             return result
         names, sizes, _, labels = self.grid_axes
         values = {
-            n: (names, variable.data.reshape(sizes)) for n, variable in result.data_vars.items()
+            name: (names, one.data.reshape(sizes), one.attrs)
+            for name, one in result.data_vars.items()
         }
         return xr.Dataset(values, coords=labels, attrs=result.attrs)
 
@@ -93,22 +94,22 @@ def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
         raise OptionError("no cells were selected; pass an array of positions for each axis")
     rows, columns = positions
     fibres, column_at = np.unique(columns, return_inverse=True)
-    at = (rows, *axes.fibres(columns))
-    coords = {name: ("cell", axis_places) for name, axis_places in zip(axes.names, at, strict=True)}
     groups = {
         name: _unfolded(group, axes, fibres) if "H" in group else group
         for name, group in run.groups.items()
     }
     return Chosen(
         Run(tree_of(groups, run.attrs)),
-        xr.DataArray(rows, coords, ("cell",)),
+        xr.DataArray(rows, axes.coords(rows, columns), ("cell",)),
         xr.DataArray(column_at.reshape(-1), dims="cell"),
         grid_axes,
     )
 
 
-def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Dataset:
-    """Return draws of W, and of H at some fibres."""
+def _unfolded(
+    group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64], axis: int = 0
+) -> xr.Dataset:
+    """Return draws of the factor of an axis as W, and of H at fibres of the other axes."""
     row, column = factor_dims(group)
     shape = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
     if (group.sizes[row], group.sizes[column]) != shape:
@@ -117,17 +118,23 @@ def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Da
             f"but those of the tensor {shape[0]} and {shape[1]}; pass the full trace, and select "
             "cells by positions along each axis"
         )
-    H = group["H"].transpose("chain", "draw", "component", column).data
-    if isinstance(H, np.ndarray):
-        H = da.from_array(H, chunks=-1, name=False)  # type: ignore[no-untyped-call]
+    factors = axis_factors(group, axes)
+    W, dim = factors.pop(axis)
+    others = [size for n, size in enumerate(axes.sizes) if n != axis]
     product: Any = 1
-    for start, axis_places in zip(axes.starts[1:], axes.fibres(fibres), strict=True):
-        product = product * H[..., start + axis_places]
-    width = max(1, CHUNK_BYTES // (math.prod(H.shape[:3]) * H.dtype.itemsize))
+    for (factor, along), at in zip(factors, np.unravel_index(fibres, others), strict=True):
+        draws = factor.transpose("chain", "draw", "component", along).data
+        if isinstance(draws, np.ndarray):
+            draws = da.from_array(draws, chunks=-1, name=False)  # type: ignore[no-untyped-call]
+        product = product * draws[..., at]
+    width = max(1, CHUNK_BYTES // (math.prod(product.shape[:3]) * product.dtype.itemsize))
     dims = ("chain", "draw", "component", FIBRE)
+    H = (dims, product.rechunk({3: width}))
     coords = {n: c for n, c in group.coords.items() if column not in c.dims}
-    W = group["W"].transpose("chain", "draw", row, "component")
-    unfolded = xr.Dataset({"W": W, "H": (dims, product.rechunk({3: width}))}, attrs=group.attrs)
+    W = W.drop_vars([n for n, c in W.coords.items() if column in c.dims])
+    unfolded = xr.Dataset(
+        {"W": W.transpose("chain", "draw", dim, "component"), "H": H}, attrs=group.attrs
+    )
     return unfolded.assign_coords(coords)
 
 
@@ -198,13 +205,20 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
     if name not in axes.names:
         raise OptionError(f"the tensor has no axis {name!r}; it has {', '.join(axes.names)}")
     n = axes.names.index(name)
-    others = tuple(m for m in range(len(axes.names)) if m != n)
+    others = [m for m in range(len(axes.names)) if m != n]
+    fibres = math.prod(axes.sizes[m] for m in others)
     if "posterior" not in run:
         raise OptionError(
             "the unfolding of a tensor needs draws, but the run stored only moments; run again "
             "with keep='draws', or use monitored(trace)"
         )
-    groups = {"posterior": _along(run.posterior, axes, n, others)}
+    group = _unfolded(run.posterior, axes, np.arange(fibres), n)
+    row, _ = run.dims
+    group = group.drop_vars([key for key, coord in group.coords.items() if row in coord.dims])
+    group = group.rename({group["W"].dims[2]: name, FIBRE: "_".join(axes.names[m] for m in others)})
+    if name in axes.labels:
+        group = group.assign_coords({name: axes.labels[name]})
+    groups = {"posterior": group}
     groups |= {group: run.group(group) for group in ("sample_stats", WARMUP) if group in run}
     attrs, model = run.attrs, run.document("model")
     model = TweedieNMF(
@@ -213,7 +227,7 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
         shape_w=float(attrs["shape_h" if n else "shape_w"]), shape_h=float(attrs["shape_h"]),
     ).to_dict()  # fmt: skip
     data = {
-        "shape": [axes.sizes[n], math.prod(axes.sizes[m] for m in others)],
+        "shape": [axes.sizes[n], fibres],
         "fingerprint": f"{run.data['fingerprint']} along {name}",
     }
     return tree_of(groups, attrs_of_part(run, name, model, data))
@@ -240,32 +254,3 @@ def attrs_of_part(
     }
     texts = {key: json.dumps(value) for key, value in documents.items()}
     return run.attrs | texts | {"trace_id": f"{run.attrs['trace_id']}-{name}"}
-
-
-def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr.Dataset:
-    """Return the factor of an axis as W, and the Khatri-Rao product of the others as H."""
-    row, column = factor_dims(group)
-    W = group["W"].transpose("chain", "draw", "component", row).data
-    H = group["H"].transpose("chain", "draw", "component", column).data
-    if isinstance(H, np.ndarray):
-        W, H = (da.from_array(array, chunks=-1, name=False) for array in (W, H))  # type: ignore[no-untyped-call]
-
-    def factor(m: int) -> Any:
-        return W if m == 0 else H[..., axes.starts[m] : axes.starts[m] + axes.sizes[m]]
-
-    product: Any = factor(others[0])
-    for m in others[1:]:
-        more = factor(m)
-        product = product[..., :, None] * more[..., None, :]
-        product = product.reshape(*product.shape[:3], -1)
-    first = np.moveaxis(factor(n), 2, 3)
-    name, fibre = axes.names[n], "_".join(axes.names[m] for m in others)
-    matrix = xr.Dataset(
-        {
-            "W": (("chain", "draw", name, "component"), first),
-            "H": (("chain", "draw", "component", fibre), product),
-        },
-        attrs=group.attrs,
-    )
-    coords = {key: c for key, c in group.coords.items() if not {row, column} & set(c.dims)}
-    return matrix.assign_coords(coords | ({name: axes.labels[name]} if name in axes.labels else {}))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property, wraps
 from math import prod
 from os import PathLike
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 import dask
 import numpy as np
@@ -19,12 +19,13 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import ModelError, OptionError, StoreFormatError
 from daskfactor.models import model_from_dict
 from daskfactor.results.opening import open_run
-from daskfactor.results.schema import CELL_INDICES, COARSE, SAMPLE_DIMS, factor_dims, tree_of
+from daskfactor.results.schema import COARSE, MOMENTS, SAMPLE_DIMS, factor_dims, tree_of
 from daskfactor.results.stacks import plain
 
 Array = NDArray[Any]
 Trace = xr.DataTree | str | PathLike[str]
 Weights = NDArray[np.float64]
+Draws = Iterator[tuple[Array, Array, Any]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _READ_BYTES: Final = 2**23
@@ -74,6 +75,18 @@ def as_tree(trace: Any) -> xr.DataTree:
         "a trace is the result of daskfactor.sample or the path of its store, got "
         f"{'None' if trace is None else type(trace).__name__}"
     )
+
+
+def _tree_of_point(point: Any) -> xr.DataTree:
+    """Return a point estimate as the tree of a single draw."""
+    expected = "a Dataset must be the point estimate of daskfactor.optimize"
+    if not {"W", "H"} <= set(point.data_vars):
+        got = ", ".join(map(str, point.data_vars)) or "nothing"
+        raise OptionError(f"{expected}, with W and H, got {got}")
+    if "draw" in point.dims:
+        raise OptionError(f"{expected}, but this one has draws; pass the complete trace")
+    group = point[["W", "H"]].drop_attrs(deep=False)
+    return tree_of({"posterior": group.expand_dims(chain=[0], draw=[0])}, point.attrs)
 
 
 def _group_of(value: Any) -> str | None:
@@ -176,13 +189,10 @@ class Axes(NamedTuple):
         sizes, starts = tuple(b - a for a, b in spans), tuple(a for a, _ in spans)
         return cls(tuple(factors), sizes, starts, labels)
 
-    def places(self, monitored: xr.Dataset) -> dict[str, Any]:
-        """Return the positions of monitored cells along each axis, as coordinates."""
-        rows, columns = (monitored[name].values for name in CELL_INDICES)
-        at = (rows, *self.fibres(columns))
-        return {
-            name: ("cell", axis_places) for name, axis_places in zip(self.names, at, strict=True)
-        }
+    def coords(self, rows: Array, columns: NDArray[np.int64]) -> dict[str, Any]:
+        """Return positions along each axis, as coordinates, from cells of the first unfolding."""
+        at = zip(self.names, (rows, *self.fibres(columns)), strict=True)
+        return {name: ("cell", positions) for name, positions in at}
 
     def columns(self, cells: xr.DataArray) -> NDArray[np.int64]:
         """Return columns of the first unfolding from positions along each axis."""
@@ -205,12 +215,17 @@ class Run:
         Tree without a MultiIndex (see `as_tree`), or Dataset of a point estimate.
     """
 
+    is_point = False
+    """True for a point estimate, which has one draw."""
+
     def __init__(self, result: Any) -> None:
         self.tree: xr.DataTree = result
         self.attrs: dict[str, Any] = {str(name): value for name, value in result.attrs.items()}
 
     @classmethod
-    def of(cls, trace: Trace, purpose: str | None = None, other: str = "") -> "Run":
+    def of(
+        cls, trace: Any, purpose: str | None = None, other: str = "", *, point: bool = False
+    ) -> Self:
         """Return the run of a trace, or of the path of a run store.
 
         Parameters
@@ -221,13 +236,18 @@ class Run:
             Description of the operation that needs draws; None if draws are not needed.
         other
             Further advice in the message for a run without draws.
+        point
+            Accept a point estimate, as a run of a single draw.
 
         Raises
         ------
         OptionError
-            If draws are needed but the run stored none, or has none yet.
+            If draws are needed but the run stored none, or has none yet; if a Dataset lacks
+            factors, or has draws of them.
         """
-        run = cls(as_tree(trace))
+        is_point = point and isinstance(trace, xr.Dataset)
+        run = cls(_tree_of_point(trace) if is_point else as_tree(trace))
+        run.is_point = is_point
         if purpose is None:
             return run
         if not run.has_draws:
@@ -258,6 +278,23 @@ class Run:
             return model_from_dict(self.document("model"))
         except (ModelError, TypeError, ValueError):
             return None
+
+    @cached_property
+    def law(self) -> tuple[Any, Any]:
+        """Model, and the dispersion of observations or those of columns, (J,); NaN if none.
+
+        Raises
+        ------
+        StoreFormatError
+            If the run does not record them.
+        """
+        with describes_run():
+            model = model_from_dict(self.document("model"))
+            dispersion: Any = float(self.attrs["dispersion"] if model.has_observations else "nan")
+        moments = self.group(MOMENTS)
+        if "dispersion_mean" in moments:
+            dispersion = moments["dispersion_mean"].values.mean(axis=0)
+        return model, dispersion
 
     @cached_property
     def axes(self) -> Axes | None:
@@ -424,26 +461,6 @@ class Run:
         return W.transpose(..., "component").values, H.transpose("component", ...).values
 
 
-def as_draws(result: Trace | xr.Dataset, purpose: str) -> Run:
-    """Return the run of a trace with draws, or of a point estimate as a single draw.
-
-    Raises
-    ------
-    OptionError
-        If a trace has no draws; if a Dataset lacks factors, or has draws of them.
-    """
-    if not isinstance(result, xr.Dataset):
-        return Run.of(result, purpose)
-    expected = "a Dataset must be the point estimate of daskfactor.optimize"
-    if not {"W", "H"} <= set(result.data_vars):
-        got = ", ".join(map(str, result.data_vars)) or "nothing"
-        raise OptionError(f"{expected}, with W and H, got {got}")
-    if "draw" in result.dims:
-        raise OptionError(f"{expected}, but this one has draws; pass the complete trace")
-    group = result[["W", "H"]].drop_attrs(deep=False)
-    return Run(tree_of({"posterior": group.expand_dims(chain=[0], draw=[0])}, result.attrs))
-
-
 def relative(group: xr.Dataset, weights: Weights | None) -> Weights:
     """Return masses of draws (chain, draw) in units of the largest; exactly 1 if equal."""
     if weights is None:
@@ -568,45 +585,47 @@ def expectation(
 
 
 def _mean(
-    group: xr.Dataset,
-    function: Callable[[Array, Array], ArrayLike],
-    weights: Weights | None,
+    group: xr.Dataset, function: Callable[[Array, Array], ArrayLike], weights: Weights | None
 ) -> NDArray[np.float64]:
     mean, total = np.zeros(()), 0.0
-    for (W, H), mass in each_weighted_draw(group, weights):
+    for W, H, mass in each_draw(group, weights):
         total += mass
         mean = mean + (np.asarray(function(W, H), dtype=np.float64) - mean) / (total / mass)
     return mean
 
 
-def each_weighted_draw(
-    group: xr.Dataset, weights: Weights | None
-) -> Iterator[tuple[tuple[Array, Array], float]]:
-    """Yield draws with mass, and masses in units of the largest; others are not read.
+def each_draw(group: xr.Dataset, weights: Weights | None = None) -> Draws:
+    """Yield W, H and mass of each draw of a group; see `batches_of_draws`."""
+    for W, H, masses in batches_of_draws(group, weights):
+        yield from zip(W, H, masses.tolist(), strict=True)
+
+
+def batches_of_draws(group: xr.Dataset, weights: Weights | None = None) -> Draws:
+    """Yield draws with mass, a few at a time: W (d, I, K), H (d, K, J) and masses (d,).
 
     Parameters
     ----------
     group
-        Group with the factors.
+        Group with the factors; draws without mass are not read.
     weights
-        Weights (chain, draw), or None for equal weights.
+        Weights (chain, draw), or None for equal weights. Masses are in units of the largest.
     """
-    for (W, H), masses in weighted_batches(group, weights):
-        yield from zip(zip(W, H, strict=True), masses.tolist(), strict=True)
-
-
-def weighted_batches(
-    group: xr.Dataset, weights: Weights | None
-) -> Iterator[tuple[tuple[Array, Array], NDArray[np.float64]]]:
-    """Yield draws with mass, a few at a time: factors (d, ...) and masses (d,)."""
     for at, masses in enumerate(relative(group, weights)):
         part, weighted = group.isel(chain=[at]), np.flatnonzero(masses > 0)
         if weighted.size < masses.size:
             part = part.isel(draw=weighted)
-        done = 0
-        for W, H in batches_of_draws(part):
-            yield (W, H), masses[weighted[done : done + len(W)]]
-            done += len(W)
+        W, H = factors_of(part)
+        size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
+        step = max(1, _READ_BYTES // size)
+        for start in range(0, weighted.size, step):
+            some = slice(start, start + step)
+            yield W[0, some].values, H[0, some].values, masses[weighted[some]]
+
+
+def draw_at(group: xr.Dataset, chain: int, draw: int) -> tuple[Array, Array]:
+    """Return W and H of one draw by its position."""
+    W, H = factors_of(group)
+    return W[chain, draw].values, H[chain, draw].values
 
 
 def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -620,23 +639,6 @@ def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     row, column = factor_dims(group)
     W = group["W"].transpose("chain", "draw", row, "component")
     return W, group["H"].transpose("chain", "draw", "component", column)
-
-
-def each_draw(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
-    """Yield every draw of the factors, read a block of draws at a time."""
-    for W, H in batches_of_draws(group):
-        yield from zip(W, H, strict=True)
-
-
-def batches_of_draws(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
-    """Yield all draws of the factors, a few at a time: (d, I, K) and (d, K, J)."""
-    W, H = factors_of(group)
-    size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
-    step = max(1, _READ_BYTES // size)
-    for at in range(W.sizes["chain"]):
-        for start in range(0, W.sizes["draw"], step):
-            part = (at, slice(start, start + step))
-            yield W[part].values, H[part].values
 
 
 FLOOR: Final = 0.1

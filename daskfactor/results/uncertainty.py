@@ -7,14 +7,12 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.errors import DataError, OptionError
-from daskfactor.results.selection import paired
+from daskfactor.results.selection import Cells, asarray, values_at
 from daskfactor.results.trace import Run
 
 Lazy = Any  # dask.array.Array
 
-# dask's functions carry no types.
-asarray: Final[Any] = da.asarray
-broadcast_to: Final[Any] = da.broadcast_to
+broadcast_to: Final[Any] = da.broadcast_to  # dask's functions carry no types
 
 
 def has_uncertainty(run: Run) -> bool:
@@ -40,9 +38,7 @@ def knows_variances(run: Run, uncertainty: Any) -> bool:
     )
 
 
-def variances(
-    run: Run, cells: tuple[xr.DataArray, xr.DataArray], uncertainty: Any, mean: Any
-) -> Lazy:
+def variances(run: Run, cells: Cells, uncertainty: Any, mean: Any) -> Lazy:
     """Return squared uncertainties of a grid of cells (r, c), or of single cells (p,), lazily.
 
     Parameters
@@ -50,8 +46,7 @@ def variances(
     run
         Run with weights, if ``uncertainty`` is None.
     cells
-        Positions of rows and columns with the user's names and labels, or of single cells if they
-        share their dimension.
+        Positions of rows and columns.
     uncertainty
         Values that replace those of the run, as for `predict`.
     mean
@@ -64,10 +59,8 @@ def variances(
     """
     chunks = getattr(mean, "chunks", mean.shape)
     if uncertainty is None:
-        weights = asarray(cast("xr.DataArray", run.observed("weights")).data)
-        rows, columns = (np.atleast_1d(at.values) for at in cells)
-        run_weights = weights.vindex[rows, columns] if paired(cells) else weights[rows][:, columns]
-        return run_weights.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
+        weights = values_at(cast("xr.DataArray", run.observed("weights")), cells)
+        return weights.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
     shape = tuple(at.size for at in cells if at.ndim)[: mean.ndim]
     try:
         if isinstance(uncertainty, xr.DataArray):
@@ -87,9 +80,7 @@ def _inverse(weights: Any) -> Any:
         return 1.0 / weights.astype(np.float64)
 
 
-def _by_label(
-    uncertainty: xr.DataArray, cells: tuple[xr.DataArray, xr.DataArray], shape: tuple[int, ...]
-) -> Any:
+def _by_label(uncertainty: xr.DataArray, cells: Cells, shape: tuple[int, ...]) -> Any:
     """Return values in the order of the cells; NaN for missing labels."""
     for at in cells:
         levels = at.attrs.get("levels", {})

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from daskfactor.data.coupled import FACTOR, LABEL, SIDES
+from daskfactor.data.labels import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
-from daskfactor.models import model_from_dict
 from daskfactor.options import near_name
 from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, WARMUP, tree_of
 from daskfactor.results.tensors import attrs_of_part, axis_factors, unfolding
@@ -195,9 +194,9 @@ def _shares(run: Run, parts: Mapping[str, xr.DataArray]) -> xr.DataArray:
         means = means * scaled.mean(dim)
     total = means.sum(ONE)
     explained = both.sum(OTHER) - means * total
-    model = model_from_dict(run.document("model"))
     spread = explained.sum(ONE)
-    noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
+    dispersion = float(run.attrs["dispersion"])
+    noise = _noise(run.model.likelihood, dispersion, total.values, spread.values)
     shares: xr.DataArray = (explained / (spread + noise)).rename({ONE: COMPONENT})
     return shares
 
@@ -218,13 +217,11 @@ def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.Da
 
 
 def _placed(run: Run) -> dict[str, Any]:
-    placed = run.data.get("placed")
-    if placed is None:
+    if run.data.get("placed") is None:
         raise OptionError(
             "the run has a single matrix; views need a run of sample({...}, Coupled(...))"
         )
-    relations: dict[str, Any] = placed
-    return relations
+    return dict(run.data["placed"])
 
 
 def _names(placed: Mapping[str, Any]) -> list[str]:
@@ -244,14 +241,9 @@ def _factor(
         values = values.drop_vars(coord.format(SIDES[side]), errors="ignore")
     values = values.rename({dim: name}) if dim != name else values
     if labels is not None and factor["labels"] is not None:
-        label_values = (
-            labels.values
-            if factor["labels"].startswith("|O")
-            else labels.values.astype(factor["labels"])
-        )
-        values = values.assign_coords({name: label_values})
-    leading = [d for d in values.dims if d not in (name, COMPONENT)]
-    return values.transpose(*leading, name, COMPONENT)
+        dtype = object if factor["labels"].startswith("|O") else factor["labels"]
+        values = values.assign_coords({name: labels.values.astype(dtype)})
+    return values.transpose(..., name, COMPONENT)
 
 
 class _MatrixView:
@@ -263,7 +255,7 @@ class _MatrixView:
         self.unit = float(relation["unit"])
         self.dims = run.dims
         self.sizes = [np.ptp(placed["factors"][axis]["span"]).item() for axis in self.axes]
-        attrs, model = run.attrs, model_from_dict(run.document("model"))
+        attrs, model = run.attrs, run.model
         self.learnt = any(not one.name.startswith("dispersion") for one in model.learnt)
         shapes = [attrs.get("shape_w", 1.0), attrs.get("shape_h", 1.0)]
         rates: list[Any] = [attrs.get("rate_w"), attrs.get("rate_h")]
@@ -308,11 +300,12 @@ class _MatrixView:
 
     def factors(self, group: xr.Dataset) -> xr.Dataset:
         """Return draws or moments of both factors, and variables without rows or columns."""
-        factors = {}
-        for variable in ("W", "H"):
-            for suffix in ("", "_mean", "_var"):
-                if variable + suffix in group:
-                    factors[variable + suffix] = self._one(group, variable, suffix)
+        factors = {
+            variable + suffix: self._one(group, variable, suffix)
+            for variable in "WH"
+            for suffix in ("", "_mean", "_var")
+            if variable + suffix in group
+        }
         others = {
             str(name): array
             for name, array in group.data_vars.items()
@@ -328,8 +321,7 @@ class _MatrixView:
         if variable == "W":
             return values
         unit = values.dtype.type(self.unit) ** (2 if suffix == "_var" else 1)
-        leading = [dim for dim in values.dims if dim not in (axis, COMPONENT)]
-        scaled: xr.DataArray = (values * unit).transpose(*leading, COMPONENT, axis)
+        scaled: xr.DataArray = (values * unit).transpose(..., COMPONENT, axis)
         return scaled
 
     def _span(self, side: int) -> tuple[int, int]:

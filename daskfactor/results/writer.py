@@ -67,7 +67,7 @@ class Writer:
             See `write`.
         """
         self.saved.append(f"{self.stamp}-{name}")
-        self.store.save(self.saved[-1], archive(arrays, {"stamp": self.stamp}))
+        self.store.write_new(self.saved[-1], archive(arrays, {"stamp": self.stamp}))
 
     def __getstate__(self) -> dict[str, Any]:
         self.store.flush()  # files written on another machine must be durable there

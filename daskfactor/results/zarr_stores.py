@@ -2,15 +2,16 @@
 
 zarr's own LocalStore writes a temporary file next to its target and renames it. It does not flush
 to disk, and zarr would read a temporary file next to a node's metadata as a broken member. So files
-are written elsewhere and renamed, and metadata with readers are replaced by `replace_json`.
+are written elsewhere and renamed.
 """
 
 import asyncio
 import contextlib
 import io
+import json
 import re
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -26,13 +27,13 @@ from daskfactor.errors import StoreError
 from daskfactor.results.files import (
     CHECKPOINT,
     NODE,
+    STATE,
     atomic_replace,
     damaged,
     flush_path,
-    read_json,
-    replace_file,
     scratch_folder,
 )
+from daskfactor.results.schema import MOMENTS, MONITOR
 from daskfactor.urls import retry_async
 
 PIECE: Final = 2**23
@@ -47,8 +48,15 @@ def check_chunk(where: object, key: str, chunk: Buffer) -> None:
         raise damaged(where, f"{key} is not what was written")
 
 
+def layered_keys(key: str, layers: Sequence[str]) -> list[str]:
+    """Return the keys under which a value may be, the one that counts first."""
+    is_moments = key.split("/", maxsplit=1)[0] in (MOMENTS, MONITOR) and _CHUNK.fullmatch(key)
+    file = key.replace("/", ".")
+    return [*(f"{CHECKPOINT}/{STATE}/{layer}/{file}" for layer in layers if is_moments), key]
+
+
 class DurableStore(LocalStore):
-    """Local zarr store that can flush all files it has written to disk.
+    """Local zarr store of a run that can flush all files it has written to disk.
 
     Parameters
     ----------
@@ -57,11 +65,14 @@ class DurableStore(LocalStore):
     staging
         Folder in which files are written before they are renamed. Without this folder all writes
         fail.
+    layers
+        Names of folders with chunks of moments that take precedence over those in their arrays,
+        the newest first. Moments are written to the first of these folders.
     """
 
-    def __init__(self, root: Path, staging: Path | None = None) -> None:
+    def __init__(self, root: Path, staging: Path | None = None, layers: Sequence[str] = ()) -> None:
         super().__init__(root)
-        self._staging = staging or scratch_folder(root)
+        self._staging, self.layers = staging or scratch_folder(root), layers
         self._unflushed: set[Path] = set()
         # zarr creates the folder of a store that is not open yet. The folder of a run must not be
         # created again after it was removed.
@@ -71,9 +82,9 @@ class DurableStore(LocalStore):
         """Follow a renamed folder, together with all open arrays."""
         self.root, self._staging = root, scratch_folder(root)
 
-    def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive, atomically and durably; ``write`` receives the open file."""
-        replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._staging)
+    def write_new(self, name: str, write: Callable[[Any], object]) -> None:
+        """Write an archive, atomically; ``write`` receives the open file."""
+        self._write(scratch_folder(self.root) / f"{name}.npz", write)
 
     def open_archive(self, name: str) -> IO[bytes]:
         """Open an archive for reading."""
@@ -89,9 +100,12 @@ class DurableStore(LocalStore):
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write a value, atomically."""
-        path = self.root / key
+        path = self.root / layered_keys(key, self.layers)[0]
+        self._write(path, lambda file: file.write(value.as_numpy_array()))
+
+    def _write(self, path: Path, write: Callable[[Any], object]) -> None:
         with atomic_replace(path, self._staging) as file:
-            file.write(value.as_numpy_array())
+            write(file)
         self._unflushed.add(path)
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
@@ -102,17 +116,29 @@ class DurableStore(LocalStore):
         StoreFormatError
             If it is a damaged chunk.
         """
-        return self._checked(key, await super().get(key, prototype, byte_range), byte_range)
+        return await asyncio.to_thread(
+            self.get_sync, key, prototype=prototype, byte_range=byte_range
+        )
 
     def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
         """Return a value, as `get`."""
-        value = super().get_sync(key, prototype=prototype, byte_range=byte_range)
-        return self._checked(key, value, byte_range)
-
-    def _checked(self, key: str, value: Buffer | None, byte_range: Any) -> Buffer | None:
+        value = None
+        for place in layered_keys(key, self.layers):
+            value = super().get_sync(place, prototype=prototype, byte_range=byte_range)
+            if value is not None:
+                break
         if value is not None and byte_range is None and _CHUNK.fullmatch(key):
             check_chunk(self.root, key, value)
         return value
+
+    def settle(self) -> None:
+        """Move the moments of older layers into their arrays; `flush` makes this durable."""
+        for layer in self.layers[1:]:
+            for file in scratch_folder(self.root).glob(f"{layer}/*"):
+                target = self.root / file.name.replace(".", "/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+                self._unflushed.add(target)
 
     def flush(self) -> None:
         """Flush every file written since the last flush, and its folder entry, to disk."""
@@ -139,21 +165,27 @@ class CheckedStore(WrapperStore[Any]):
         Paths of arrays whose chunks end with a CRC-32C and must exist.
     run
         The ``trace_id`` of the run, to detect that another run has replaced it.
+    layers
+        See `DurableStore`.
     """
 
     def __init__(
-        self, store: Any, where: str = "", checked: Collection[str] = (), run: Any = None
+        self,
+        store: Any,
+        where: str = "",
+        checked: Collection[str] = (),
+        run: Any = None,
+        layers: Sequence[str] = (),
     ) -> None:
         super().__init__(store)
-        self.where = where
-        self.checked = set(checked)
+        self.where, self.checked, self.layers = where, set(checked), layers
         self._run, self._seen = run, (0, 0)
         self.partial: set[str] = set()
         """Groups whose chunks may be missing, because they are being written for the first time."""
         self._token = uuid.uuid4().hex
 
     def _with_store(self, store: Any) -> Self:
-        other = type(self)(store, self.where, self.checked, self._run)
+        other = type(self)(store, self.where, self.checked, self._run, self.layers)
         other.partial = self.partial
         return other
 
@@ -171,7 +203,11 @@ class CheckedStore(WrapperStore[Any]):
         StoreError
             If another run has replaced this one.
         """
-        value: Buffer | None = await self._store.get(key, prototype, byte_range)
+        value: Buffer | None = None
+        for place in layered_keys(key, self.layers):
+            value = await self._store.get(place, prototype, byte_range)
+            if value is not None:
+                break
         chunk = _CHUNK.fullmatch(key)
         if chunk is None or chunk["array"] not in self.checked or byte_range is not None:
             return value
@@ -191,7 +227,7 @@ class CheckedStore(WrapperStore[Any]):
         with contextlib.suppress(FileNotFoundError):
             stat = root.stat()
             if self._seen != (stat.st_ino, stat.st_mtime_ns):
-                if read_json(root)["attributes"].get("trace_id") != self._run:
+                if json.loads(root.read_bytes())["attributes"].get("trace_id") != self._run:
                     raise StoreError(
                         f"another run has taken the place of this one at {self.where}, so that its "
                         "draws are gone; open it again, or run anew"
@@ -237,20 +273,17 @@ class PatientStore(WrapperStore[Any]):
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a value."""
-        await self._ask(self._store.set, key, value)
+        await retry_async(partial(self._store.set, key, value), self.name)
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove all keys with a prefix."""
-        await self._ask(self._store.delete_dir, prefix)
-
-    async def _ask(self, function: Any, *args: Any) -> Any:
-        return await retry_async(partial(function, *args), self.name)
+        await retry_async(partial(self._store.delete_dir, prefix), self.name)
 
     def flush(self) -> None:
         """Do nothing: objects are durable once they are sent."""
 
-    def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive, stored as an array of bytes; ``write`` receives the open file."""
+    def write_new(self, name: str, write: Callable[[Any], object]) -> None:
+        """Write an archive, stored as an array of bytes; ``write`` receives the open file."""
 
         def create(size: int) -> Any:
             return zarr.create_array(
@@ -263,25 +296,27 @@ class PatientStore(WrapperStore[Any]):
                 overwrite=True,
             )
 
-        with ArrayFile(create=create) as file:
+        with ArrayWriter(create) as file:
             write(file)
 
     def open_archive(self, name: str) -> IO[bytes]:
         """Open an archive for reading."""
         array = zarr.open_array(self, path=f"{CHECKPOINT}/{name}", mode="r+")
-        return io.BufferedReader(ArrayFile(array), PIECE)
+        return io.BufferedReader(ArrayReader(array), PIECE)
 
 
-class ArrayFile(io.RawIOBase):
-    """File interface to an array of bytes: for sequential writing or random reading."""
+class ArrayWriter(io.RawIOBase):
+    """File that is written from its beginning to its end, as an array of bytes.
 
-    def __init__(self, array: Any = None, create: Callable[[int], Any] | None = None) -> None:
-        self._array, self._create, self._is_writable = array, create, create is not None
-        self._pending, self._end = bytearray(), 0 if array is None else int(array.shape[0])
-        self._position, self._number, self._piece = 0, -1, np.empty(0, np.uint8)
+    ``create`` returns the empty array; it receives the number of bytes of the first piece.
+    """
+
+    def __init__(self, create: Callable[[int], Any]) -> None:
+        self._create, self._pending = create, bytearray()
+        self._array: Any = None
 
     def writable(self) -> bool:
-        return self._is_writable
+        return True
 
     def write(self, data: Any) -> int:
         """Append bytes, which are sent in several pieces at once."""
@@ -291,11 +326,8 @@ class ArrayFile(io.RawIOBase):
         return memoryview(data).nbytes
 
     def _send(self, size: int) -> None:
-        if self._create is not None:
-            self._array, self._create = self._create(size), None
-        self._array.resize((self._end + size,))
-        self._array[self._end : self._end + size] = np.frombuffer(self._pending[:size], np.uint8)
-        self._end += size
+        self._array = self._create(size) if self._array is None else self._array
+        self._array.append(np.frombuffer(self._pending[:size], np.uint8))
         del self._pending[:size]
 
     def __exit__(self, kind: Any, *error: object) -> None:
@@ -304,30 +336,28 @@ class ArrayFile(io.RawIOBase):
             self._send(len(self._pending))
         self.close()
 
+
+class ArrayReader(io.RawIOBase):
+    """Array of bytes as a file for reading."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self._position = array, 0
+
     def readable(self) -> bool:
-        return not self._is_writable
+        return True
 
     def seekable(self) -> bool:
-        return not self._is_writable
+        return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if self._is_writable:
-            raise io.UnsupportedOperation("it is written from its beginning to its end")
-        self._position = offset + (0, self._position, self._end)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        if self._is_writable:
-            raise io.UnsupportedOperation("it is written from its beginning to its end")
+        self._position = offset + (0, self._position, int(self._array.shape[0]))[whence]
         return self._position
 
     def readinto(self, out: Any) -> int:
-        """Read up to the end of the current piece, which is fetched once."""
-        number, start = divmod(self._position, PIECE)
-        if number != self._number:
-            self._piece = np.asarray(self._array[number * PIECE : (number + 1) * PIECE])
-            self._number = number
-        data = self._piece[start : start + len(out)]
-        out[: len(data)] = data.tobytes()
+        """Read up to the end of a chunk, so that a buffer fetches each chunk once."""
+        size = self._array.chunks[0]
+        stop = min(self._position + len(out), (self._position // size + 1) * size)
+        data = np.asarray(self._array[self._position : stop]).tobytes()
+        out[: len(data)] = data
         self._position += len(data)
         return len(data)

@@ -27,19 +27,20 @@ automatically); Liu and Wang 2016 for the step sizes.
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from operator import attrgetter, itemgetter
-from typing import ClassVar, Final, Literal
+from operator import attrgetter
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import positive_or, whole_number
 from daskfactor.errors import OptionError
+from daskfactor.inference.run_loop import Values
 from daskfactor.inference.singular import Pair, prepare_starts
 from daskfactor.machine import single_threaded_blas
-from daskfactor.stein.ensemble import OnDone, Particle, ParticleMethod, ignore
+from daskfactor.stein.ensemble import OnDone, Particle, ParticleMethod, Step, ignore
 from daskfactor.stein.kernel import IMQ, Block, Multiquadric, assemble
 from daskfactor.stein.particles import SIDES, TINY, Posterior
 
@@ -269,27 +270,119 @@ class Descent(ParticleMethod):
     def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
         """Return the direction of all particles, of their shapes."""
 
-    def particles(
-        self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
-    ) -> Iterator[Particle]:
+    def run(
+        self,
+        posterior: Posterior,
+        numbers: range,
+        seed: int,
+        on_done: OnDone = ignore,
+        state: Values | None = None,
+    ) -> Iterator[Step]:
         """Move all particles from random starts, as in Masood and Doshi-Velez, section 6.2."""
-        start_time, count = time.perf_counter(), numbers.stop
-        data, law = posterior.data, posterior.model.for_optimizers()
-        start = prepare_starts(posterior.executor, data, law, "random", count, seed)
-        W, H = (np.stack(side) for side in zip(*map(start, range(count)), strict=True))
-        ends, steps = self.move(posterior, (W, H), lambda share: on_done(count * share))
-        seconds = (time.perf_counter() - start_time) / count
-        for number in numbers:
-            yield Particle(number, ends[0][number], ends[1][number], seconds, steps)
+        started, count = time.perf_counter(), numbers.stop
+        if state:
+            started -= state["seconds"]
+            motion = Motion.of(posterior, state["motion"])
+        else:
+            data, law = posterior.data, posterior.model.for_optimizers()
+            start = prepare_starts(posterior.executor, data, law, "random", count, seed)
+            W, H = (np.stack(side) for side in zip(*map(start, range(count)), strict=True))
+            motion = Motion.start(posterior, (W, H), self.auto)
+        while self.goes_on(motion):
+            motion = self.step_from(motion)
+            on_done(count * self.share(motion))
+            seconds = time.perf_counter() - started
+            yield Step([], {"motion": motion.values(), "seconds": seconds})
+        (W, H), seconds = self.ends(motion), (time.perf_counter() - started) / count
+        yield Step([Particle(n, W[n], H[n], seconds, motion.number) for n in numbers])
 
-    @single_threaded_blas()
-    @np.errstate(all="ignore")  # particles that diverge are put back
     def move(
         self, posterior: Posterior, starts: Pair, on_share: Callable[[float], None] = ignore
     ) -> tuple[Pair, int]:
         """Return the ends of W (M, I, K) and H (M, K, J), in the type of the data, and steps.
 
-        The ends of a descent are the best particles of all steps.
+        Raises
+        ------
+        OptionError
+            If the starts cannot be used.
+        """
+        motion = Motion.start(posterior, starts, self.auto)
+        while self.goes_on(motion):
+            motion = self.step_from(motion)
+            on_share(self.share(motion))
+        return self.ends(motion), motion.number
+
+    @property
+    def auto(self) -> float:
+        """Step at first, as a share of the mean entry of each factor."""
+        return AUTO_STEP if isinstance(self.step, str) else self.step
+
+    def share(self, motion: "Motion") -> float:
+        """Return the share of the steps that are done."""
+        return motion.number / self.steps if self.goes_on(motion) else 1.0
+
+    def goes_on(self, motion: "Motion") -> bool:
+        """Return True if a step is left that moves something."""
+        moves = motion.number == 0 or bool(motion.sizes.max() > MIN_STEP)
+        return moves and motion.number < self.steps
+
+    def ends(self, motion: "Motion") -> Pair:
+        """Return the particles at the end, of a descent the best of all steps."""
+        ends = motion.best if self.downhill else motion.cloud.values
+        W, H = (np.ascontiguousarray(one, motion.cloud.posterior.data.dtype) for one in ends)
+        return W, H
+
+    @single_threaded_blas()
+    @np.errstate(all="ignore")  # particles that diverge are put back
+    def step_from(self, motion: "Motion") -> "Motion":
+        """Take one step with all particles."""
+        cloud, kernel, sizes, move, squares = motion[:5]
+        posterior = cloud.posterior
+        simplex, only_down = posterior.model.simplex, self.downhill and isinstance(self.step, str)
+        if move is None:
+            move, squares = scaled(self.direction(cloud, kernel), squares, simplex)
+        share = 1.0 if only_down else 1.0 - motion.number / self.steps
+        W, H = (
+            values + (share * sizes * unit)[:, None, None] * one
+            for values, unit, one in zip(cloud.values, motion.units, move, strict=True)
+        )
+        W = onto_simplex(W) if simplex else np.maximum(W, 0)
+        moved = Cloud.at(posterior, (W, np.maximum(H, 0)))
+        sizes = np.where(moved.usable, sizes, 0.5 * sizes)
+        moved = moved.or_else(cloud)
+        level = equal_discrepancy(moved, kernel)
+        motion = motion._replace(number=motion.number + 1, squares=squares)
+        if only_down and not level < motion.level:
+            return motion._replace(sizes=0.5 * sizes, move=move)
+        sizes = GROWTH * sizes if only_down else sizes
+        motion = motion._replace(cloud=moved, level=level, sizes=sizes, move=None)
+        better = level < motion.best_level
+        return motion._replace(best=moved.values, best_level=level) if better else motion
+
+
+class Motion(NamedTuple):
+    """Particles on their way: where they are, the best of all steps, and what the next one needs.
+
+    ``units`` are mean entries of the starts, ``squares`` averages of squared directions; ``move``
+    is a direction that is taken again by a smaller step.
+    """
+
+    cloud: Cloud
+    kernel: IMQ
+    sizes: Array
+    move: Pair | None
+    squares: Pair | None
+    units: tuple[float, float]
+    level: float
+    best: Pair
+    best_level: float
+    number: int
+
+    @classmethod
+    @single_threaded_blas()
+    @np.errstate(all="ignore")
+    def start(cls, posterior: Posterior, starts: Pair, step: float) -> "Motion":
+        """Return particles at their starts.
 
         Raises
         ------
@@ -302,56 +395,39 @@ class Descent(ParticleMethod):
                 f"start {int(cloud.usable.argmin())} has no finite density or score under the "
                 "model; leave it out"
             )
-        units = [np.float64(one.mean()) for one in cloud.values]
+        W, H = cloud.values
         kernel = posterior.kernel.resolve(cloud.blocks[0].r2, cloud.blocks[1].r2)
         level = equal_discrepancy(cloud, kernel)
-        best = level, cloud.values
-        auto = isinstance(self.step, str)
-        only_down = auto and self.downhill
-        sizes = np.full(len(cloud.usable), AUTO_STEP if auto else self.step)
-        move: Pair | None = None
-        squares: list[Array] = []
-        for number in range(1, self.steps + 1):
-            if move is None:
-                move = scaled(self.direction(cloud, kernel), squares, posterior.model.simplex)
-            share = 1.0 if only_down else 1.0 - (number - 1) / self.steps
-            W, H = (
-                values + (share * sizes * unit)[:, None, None] * one
-                for values, unit, one in zip(cloud.values, units, move, strict=True)
-            )
-            W = onto_simplex(W) if posterior.model.simplex else np.maximum(W, 0)
-            moved = Cloud.at(posterior, (W, np.maximum(H, 0)))
-            sizes = np.where(moved.usable, sizes, 0.5 * sizes)
-            moved = moved.or_else(cloud)
-            new_level = equal_discrepancy(moved, kernel)
-            if only_down and not new_level < level:
-                sizes = 0.5 * sizes
-            else:
-                cloud, level, move = moved, new_level, None
-                sizes = GROWTH * sizes if only_down else sizes
-            best = min(best, (level, cloud.values), key=itemgetter(0))
-            if number == self.steps or not sizes.max() > MIN_STEP:
-                break
-            on_share(number / self.steps)
-        on_share(1.0)
-        ends = best[1] if self.downhill else cloud.values
-        by_w, by_h = (np.ascontiguousarray(one, posterior.data.dtype) for one in ends)
-        return (by_w, by_h), number
+        units = float(W.mean()), float(H.mean())
+        sizes = np.full(len(cloud.usable), step)
+        return cls(cloud, kernel, sizes, None, None, units, level, cloud.values, level, 0)
+
+    def values(self) -> Values:
+        """Return the state to resume from; see `of`."""
+        cloud = self.cloud
+        state = cloud.values, cloud.scores, cloud.divergence, cloud.usable
+        return self._asdict() | {"cloud": state, "kernel": asdict(self.kernel)}
+
+    @classmethod
+    def of(cls, posterior: Posterior, saved: Values) -> "Motion":
+        """Return the particles of a state that `values` gave."""
+        made = {"cloud": Cloud(posterior, *saved["cloud"]), "kernel": IMQ(**saved["kernel"])}
+        return cls(**saved | made)
 
 
-def scaled(move: Pair, squares: list[Array], simplex: bool) -> Pair:
-    """Divide a direction by its size; ``squares`` are averages over the steps, updated."""
-    result = []
+def scaled(move: Pair, squares: Pair | None, simplex: bool) -> tuple[Pair, Pair]:
+    """Return a direction divided by its size, and the averages of squares after this step."""
+    result, averages = [], []
     for number, one in enumerate(move):
         square = one**2
         if number == 0 and simplex:
             square = square.mean(axis=1, keepdims=True)
-        if len(squares) <= number:
-            squares.append(square)
-        squares[number] = mean = MEMORY * squares[number] + (1.0 - MEMORY) * square
+        mean = square if squares is None else squares[number]
+        mean = MEMORY * mean + (1.0 - MEMORY) * square
         ratio = np.divide(one, np.sqrt(mean), out=np.zeros_like(one), where=mean > 0)
         result.append(np.where(np.isfinite(ratio), ratio, 0.0))
-    return result[0], result[1]
+        averages.append(mean)
+    return (result[0], result[1]), (averages[0], averages[1])
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule
 from daskfactor.inference.inits import KINDS
 from daskfactor.inference.multiplicative import Descent, run_updates
+from daskfactor.inference.run_loop import Values
 from daskfactor.inference.singular import prepare_starts, silent
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
@@ -58,6 +59,13 @@ class Particle(NamedTuple):
     n_iter: int
 
 
+class Step(NamedTuple):
+    """One step of a method: the particles that it finished, and the state to resume from."""
+
+    particles: list[Particle]
+    state: Values | None = None
+
+
 class ParticleMethod(Algorithm, ABC):
     """Method to make particles."""
 
@@ -71,10 +79,25 @@ class ParticleMethod(Algorithm, ABC):
         return self
 
     @abstractmethod
+    def run(
+        self,
+        posterior: Posterior,
+        numbers: range,
+        seed: int,
+        on_done: OnDone = ignore,
+        state: Values | None = None,
+    ) -> Iterator[Step]:
+        """Make particles of these numbers, in order; ``numbers.stop`` is their total.
+
+        With the ``state`` of an earlier step the method goes on from there, with the same bits.
+        """
+
     def particles(
         self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
     ) -> Iterator[Particle]:
-        """Yield particles of these numbers, in order; ``numbers.stop`` is their total."""
+        """Yield the particles of all steps."""
+        for step in self.run(posterior, numbers, seed, on_done):
+            yield from step.particles
 
 
 def assemble_matrix(data: BlockedData) -> Any:
@@ -208,9 +231,14 @@ class Ensemble(ParticleMethod):
             f'optimizer="coordinate_descent" cannot be used: {reason}; use "multiplicative"'
         )
 
-    def particles(
-        self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
-    ) -> Iterator[Particle]:
+    def run(
+        self,
+        posterior: Posterior,
+        numbers: range,
+        seed: int,
+        on_done: OnDone = ignore,
+        state: Values | None = None,
+    ) -> Iterator[Step]:
         """Optimise every start as one task, as many at a time as lanes and memory allow.
 
         Multiplicative updates of large data run one start after the other on all lanes.
@@ -245,7 +273,7 @@ class Ensemble(ParticleMethod):
 
         if updates and data.nbytes > SINGLE:
             for number in numbers:
-                yield executor.retry_on_loss(partial(one, number, executor, on_done))
+                yield Step([executor.retry_on_loss(partial(one, number, executor, on_done))])
             return
         lanes = max(1, executor.report.lanes * executor.report.workers)
         step = 2 * lanes if executor.in_process else AWAY
@@ -253,4 +281,4 @@ class Ensemble(ParticleMethod):
         for at in range(0, len(numbers), step):
             with silent():
                 particles = executor.map(alone, numbers[at : at + step], "warm-start")
-            yield from particles
+            yield from (Step([particle]) for particle in particles)

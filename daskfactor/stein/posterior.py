@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
@@ -14,6 +15,7 @@ from daskfactor.checks import one_of, refuse_unknown, truth, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.inference.registry import algorithm_from_dict, requested_algorithm
+from daskfactor.inference.run_loop import RunLoop, Values, join_values, split_values
 from daskfactor.inference.sampling import PathText, described
 from daskfactor.inference.session import Session, session, session_again, version_errors
 from daskfactor.inference.setting import in_callers_order
@@ -21,9 +23,10 @@ from daskfactor.inference.singular import PILOTS, Pair
 from daskfactor.machine import memory_budget
 from daskfactor.models import model_from_dict
 from daskfactor.options import OnMatrix, Running, verb
-from daskfactor.progress import OnEvent, Phase, RunEvent
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.align import match, reference_from
+from daskfactor.results.files import Checkpoints, Late
 from daskfactor.results.finalize import close_run
 from daskfactor.results.run_writer import Sink, reserved, sink_of
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+NOT_STARTED: Final[dict[str, Any]] = {"draws": 0, "seconds": 0.0}
+"""Checkpoint of a run before its first step."""
+SEGMENT: Final = 1.0
+"""Seconds without a new particle after which a checkpoint may be due."""
 FEW: Final = 0.5
 """Share of particles within the threshold below which a warning is given."""
 
@@ -182,9 +189,9 @@ def stein_posterior(
         if store is None:
             _check_room(data, model, settings["particles"])
         planned = ParticleOptions(**settings, seed=opened.seed, dtype=str(data.dtype))
-        job = ParticleRun.of(opened, model, method, planned)
+        job = ParticleJob.of(opened, model, method, planned)
         spec = job.spec(store is not None)
-        return job.go(sink_of(spec, name, ({}, {"draws": 0})))
+        return job.go(sink_of(spec, name, ({}, NOT_STARTED)), {}, NOT_STARTED)
 
 
 def resume_run(
@@ -195,11 +202,10 @@ def resume_run(
     **options: Unpack[Running],
 ) -> None:
     """Make the particles that a store lacks, and weigh them, for `daskfactor.resume`."""
-    _, meta = run.load_checkpoint()
-    seconds = float(meta.get("seconds", 0.0))
+    arrays, meta = run.load_checkpoint()
     if "stein" in run.tree().children:
         earlier = run.attrs.get("sampling_time", 0.0)  # missing, if it was killed just then
-        close_run(run, {"sampling_time": max(earlier, seconds)})
+        close_run(run, {"sampling_time": max(earlier, float(meta.get("seconds", 0.0)))})
         return
     with version_errors(run):
         planned = ParticleOptions.from_dict(described["options"])
@@ -209,7 +215,7 @@ def resume_run(
             ParticleMethod, described["sampler"], "the particles were made by a method"
         )
     with session_again(run, V, model, memory_limit, **options) as opened:
-        ParticleRun.of(opened, model, method, planned).go(run, int(meta["draws"]), seconds)
+        ParticleJob.of(opened, model, method, planned).go(run, arrays, meta)
 
 
 def _check_room(data: BlockedData, model: Any, count: int) -> None:
@@ -264,8 +270,8 @@ class ParticleOptions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ParticleRun:
-    """A set of particles in progress: posterior, method, options and callback."""
+class ParticleJob:
+    """What makes a set of particles: posterior, method, options and callback."""
 
     posterior: Posterior
     method: ParticleMethod
@@ -279,7 +285,7 @@ class ParticleRun:
         model: Any,
         method: ParticleMethod,
         options: ParticleOptions,
-    ) -> "ParticleRun":
+    ) -> "ParticleJob":
         """Choose a value for every ``"auto"``: threshold or dispersion and rates, the optimiser."""
         kernel, data = IMQ(**options.kernel), opened.data
         posterior = Posterior(opened.executor, data, model, kernel, options.tangent)
@@ -289,24 +295,18 @@ class ParticleRun:
         if "threshold" in model.from_data and model.threshold == "auto":
             # Runs from random starts at default settings: Masood and Doshi-Velez, section 6.1.
             pilot = Ensemble(start="random", optimizer=getattr(method, "optimizer", "auto"))
-            runs = job._particles(pilot, range(PILOTS, PILOTS + options.pilot), "pilot", PILOTS)
-            objectives = [float(job._objective(one.W, one.H)[0]) for one in runs]
+            numbers, objectives = range(PILOTS, PILOTS + options.pilot), list[float]()
+
+            def report(done: float) -> None:
+                opened.on_event(RunEvent("pilot", done - PILOTS, options.pilot))
+
+            for one in pilot.particles(posterior, numbers, options.seed, report):
+                objectives.append(float(job.objective(one.W, one.H)[0]))
+                report(one.number + 1)
             return replace(job, posterior=replace(posterior, model=model.resolve(objectives)))
         return job
 
-    def _particles(
-        self, method: ParticleMethod, numbers: range, phase: Phase, first: int = 0
-    ) -> Iterator[Particle]:
-        """Yield particles in turn, and report progress."""
-
-        def report(done: float) -> None:
-            self.on_event(RunEvent(phase, done - first, numbers.stop - first))
-
-        for one in method.particles(self.posterior, numbers, self.options.seed, report):
-            yield one
-            report(one.number + 1)
-
-    def _objective(self, W: Array, H: Array) -> Array:
+    def objective(self, W: Array, H: Array) -> Array:
         """Return the objective (1,) of one particle."""
         particles = self.posterior.particles(W[None], H[None])
         return self.posterior.objectives(self.posterior.divergences(particles))
@@ -327,49 +327,19 @@ class ParticleRun:
             **described(data, *parts, self.posterior.executor, stored, **numbers),
         )
 
-    def go(self, sink: Sink, done: int = 0, earlier: float = 0.0) -> xr.DataTree:
-        """Make particles, weigh all of them, and return the results.
+    def go(self, sink: Sink, arrays: Mapping[str, Any], meta: dict[str, Any]) -> xr.DataTree:
+        """Make the particles that are left, weigh all of them, and return the results.
 
-        ``done``: number of particles in the sink already, ``earlier`` their seconds.
+        ``arrays`` and ``meta`` are the last checkpoint of the sink.
         """
-        start, count = time.perf_counter() - earlier, self.options.particles
-        with sink:
-            if done < count:
-                self.on_event(RunEvent("particles", done, count))
-                first = self._first_factors(sink) if done else None
-                for one in self._particles(self.method, range(done, count), "particles"):
-                    first = first or (one.W, one.H)
-                    self._write(sink, _like(first, one) if self.options.align else one)
-                    seconds = time.perf_counter() - start
-                    due = sink.checkpoints is None or sink.checkpoints.is_due()
-                    if due or one.number + 1 == count:
-                        sink.checkpoint({}, {"draws": one.number + 1, "seconds": seconds})
+        with sink, closing(ParticleRun(self, sink)) as run:
+            run.restore(arrays, meta)
+            run.go()
             self.on_event(RunEvent("weights", 0, 1))
             self._weigh(sink)
             self.on_event(RunEvent("weights", 1, 1))
-            close_run(sink, {"sampling_time": time.perf_counter() - start})
+            close_run(sink, {"sampling_time": run.elapsed})
         return sink.tree()
-
-    def _write(self, sink: Sink, one: Particle) -> None:
-        """Write one particle, in the caller's order of rows and columns."""
-        data, W, H = self.posterior.data, one.W, one.H
-        stats: dict[str, Array] = {
-            "seconds": np.array([one.seconds]),
-            "n_iter": np.array([one.n_iter], np.int64),
-        }
-        if "threshold" in self.posterior.model.from_data:
-            stats["objective"] = self._objective(W, H)
-            W, H = on_simplex(W, H)
-        W = in_callers_order(data, "rows", W.astype(self.options.dtype))
-        Ht = in_callers_order(data, "columns", H.T.astype(self.options.dtype))
-        sink.write_draws(0, one.number, W[None], np.ascontiguousarray(Ht)[None])
-        sink.write_stats(0, one.number, stats)
-
-    def _first_factors(self, sink: Sink) -> Pair:
-        """Return W and H of the first particle in a sink, in the order of the grid."""
-        W, H = (read(factor, (0, 0)) for factor in factors_of(sink.tree()))
-        order = self.posterior.data.order
-        return W[order(0)], H[:, order(1)]
 
     def _weigh(self, sink: Sink) -> None:
         """Compute and write the Stein matrix and weights of all particles of a sink."""
@@ -389,6 +359,88 @@ class ParticleRun:
             discrepancy_equal=discrepancy(stein.matrix),
             attrs={**asdict(stein.kernel), "tangent": int(posterior.tangent)},
         )
+
+
+class ParticleRun(RunLoop):
+    """The particles of a job as they are made and written.
+
+    Attributes
+    ----------
+    done
+        Number of particles that are written.
+    state
+        State of the method after its last step.
+    """
+
+    def __init__(self, job: ParticleJob, sink: Sink) -> None:
+        super().__init__(job.posterior.executor, None if sink.checkpoints is None else sink)
+        self.job, self.sink, self.count = job, sink, job.options.particles
+        self.done, self.state = 0, Values()
+        self._first: Pair | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.count
+
+    def load(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
+        job, self.done = self.job, int(meta["draws"])
+        self.state = join_values(arrays, meta.get("state", {}))
+        self._first = self._first_factors() if 0 < self.done < self.count else None
+        left, seed = range(self.done, self.count), job.options.seed
+        self._steps = job.method.run(job.posterior, left, seed, self._report, self.state)
+        if left:
+            self._report(self.done)
+
+    def advance(self) -> None:
+        """Run the method until it has finished a particle, or for some time."""
+        start = time.perf_counter()
+        for made, state in self._steps:
+            self.state = state or {}
+            for one in made:
+                self._write(one)
+            if made or time.perf_counter() - start >= SEGMENT:
+                break
+        if self.finished:
+            list(self._steps)  # the method may warn at its end
+
+    def snapshot(self, checkpoints: Checkpoints) -> tuple[Late, dict[str, Any]]:
+        del checkpoints
+        arrays, state = split_values(self.state, "state")
+        return arrays, {"draws": self.done, "state": state}
+
+    def _segment(self) -> None:
+        before = self.done
+        super()._segment()
+        if self.done > before:
+            self._report(self.done)
+
+    def _report(self, done: float) -> None:
+        self.job.on_event(RunEvent("particles", done, self.count))
+
+    def _first_factors(self) -> Pair:
+        """Return W and H of the first particle of the sink, in the order of the grid."""
+        W, H = (read(factor, (0, 0)) for factor in factors_of(self.sink.tree()))
+        order = self.job.posterior.data.order
+        return W[order(0)], H[:, order(1)]
+
+    def _write(self, one: Particle) -> None:
+        """Write one particle, in the caller's order of rows and columns."""
+        posterior, options = self.job.posterior, self.job.options
+        self._first = self._first or (one.W, one.H)
+        one = _like(self._first, one) if options.align else one
+        data, W, H = posterior.data, one.W, one.H
+        stats: dict[str, Array] = {
+            "seconds": np.array([one.seconds]),
+            "n_iter": np.array([one.n_iter], np.int64),
+        }
+        if "threshold" in posterior.model.from_data:
+            stats["objective"] = self.job.objective(W, H)
+            W, H = on_simplex(W, H)
+        W = in_callers_order(data, "rows", W.astype(options.dtype))
+        Ht = in_callers_order(data, "columns", H.T.astype(options.dtype))
+        self.sink.write_draws(0, one.number, W[None], np.ascontiguousarray(Ht)[None])
+        self.sink.write_stats(0, one.number, stats)
+        self.done = one.number + 1
 
 
 def _like(first: Pair, one: Particle) -> Particle:

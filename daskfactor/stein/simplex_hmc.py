@@ -33,10 +33,11 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
 from daskfactor.inference.block_hmc import check_leapfrog, dual_average, first_step
 from daskfactor.inference.passes import BOTH, Gathered, Place, SharePass, run_pass
+from daskfactor.inference.run_loop import Values
 from daskfactor.inference.singular import Pair
 from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
-from daskfactor.stein.ensemble import Ensemble, OnDone, Particle, ParticleMethod, ignore
+from daskfactor.stein.ensemble import Ensemble, OnDone, Particle, ParticleMethod, Step, ignore
 from daskfactor.stein.particles import SIDES, Posterior
 
 Array = NDArray[np.float64]
@@ -268,38 +269,59 @@ class SimplexHMC(ParticleMethod):
                 f"draws={count} or more"
             )
 
-    def particles(
-        self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
-    ) -> Iterator[Particle]:
+    def run(
+        self,
+        posterior: Posterior,
+        numbers: range,
+        seed: int,
+        on_done: OnDone = ignore,
+        state: Values | None = None,
+    ) -> Iterator[Step]:
         """Start at the end of an optimisation, as in Masood and Doshi-Velez, section 6.2."""
-        [optimum] = Ensemble(start="random").particles(posterior, range(1), seed)
-        start = optimum.W[None], optimum.H[None]
-        for particle in self.chain(posterior, start, numbers.stop, seed, on_done):
-            if particle.number in numbers:
-                yield particle
+        if state:
+            begin: Pair | Values = state
+        else:
+            [optimum] = Ensemble(start="random").particles(posterior, range(1), seed)
+            begin = optimum.W[None], optimum.H[None]
+        for step in self.chain(posterior, begin, numbers.stop, seed, on_done):
+            yield step._replace(particles=[one for one in step.particles if one.number in numbers])
 
     def chain(
-        self, posterior: Posterior, start: Pair, count: int, seed: int, on_done: OnDone = ignore
-    ) -> Iterator[Particle]:
-        """Yield every (draws/count)-th draw after tuning, from W (1, I, K) and H (1, K, J).
+        self,
+        posterior: Posterior,
+        begin: "Pair | Values",
+        count: int,
+        seed: int,
+        on_done: OnDone = ignore,
+    ) -> Iterator[Step]:
+        """Draw; every (draws/count)-th draw after tuning is a particle.
+
+        ``begin`` is W (1, I, K) and H (1, K, J), or the state of an earlier step.
 
         Raises
         ------
         OptionError
             If the start has no finite density.
         """
-        start_time, evaluations, made, accepted = time.perf_counter(), 0, 0, 0.0
-        last = {self.tune + (number + 1) * self.draws // count - 1 for number in range(count)}
+        started, evaluations, accepted, at = time.perf_counter(), 0, 0.0, begin
+        if isinstance(at, dict):
+            started -= at["seconds"]
+            evaluations, accepted = at["evaluations"], at["accepted"]
+        ends = [self.tune + (number + 1) * self.draws // count - 1 for number in range(count)]
         total = self.tune + self.draws
-        for number, (state, probability, steps) in enumerate(self.walk(posterior, start, seed)):
-            evaluations += steps
-            accepted += probability if number >= self.tune else 0.0
-            on_done(count * (number + 1) / total)
-            if number in last:
-                factors = factors_at(posterior, state.position)
+        for walk in self.walk(posterior, at, seed):
+            evaluations += walk.evaluations
+            accepted += walk.probability if walk.number > self.tune else 0.0
+            on_done(count * walk.number / total)
+            made = []
+            for number in (n for n, end in enumerate(ends) if end == walk.number - 1):
+                factors = factors_at(posterior, walk.state.position)
                 W, H = (np.ascontiguousarray(one, posterior.data.dtype) for one in factors)
-                yield Particle(made, W, H, time.perf_counter() - start_time, evaluations)
-                start_time, evaluations, made = time.perf_counter(), 0, made + 1
+                made.append(Particle(number, W, H, time.perf_counter() - started, evaluations))
+                started, evaluations = time.perf_counter(), 0
+            sums = {"evaluations": evaluations, "accepted": accepted}
+            seconds = time.perf_counter() - started
+            yield Step(made, {"walk": walk, "seconds": seconds, **sums})
         if accepted < FEW * self.draws:
             warn(
                 f"only {accepted / self.draws:.1%} of the proposals were taken, so that many "
@@ -307,37 +329,65 @@ class SimplexHMC(ParticleMethod):
                 SamplingWarning,
             )
 
-    def walk(
-        self, posterior: Posterior, start: Pair, seed: int
-    ) -> Iterator[tuple[HMCState, float, int]]:
-        """Yield the state after every proposal, the probability of acceptance, and steps."""
-        W, H = posterior.in_double(*start)
-        with single_threaded_blas():
-            state = evaluate(posterior, coordinates(posterior, W[0], H[0]))
-            if not state.usable:
-                raise OptionError(
-                    "the start has no finite log density or score under the model; pass another one"
+    def walk(self, posterior: Posterior, begin: "Pair | Values", seed: int) -> "Iterator[Walk]":
+        """Yield the chain after every proposal."""
+        if isinstance(begin, dict):
+            state, *rest = begin["walk"]
+            walk = Walk(HMCState(*state), *rest)
+        else:
+            W, H = posterior.in_double(*begin)
+            with single_threaded_blas():
+                state = evaluate(posterior, coordinates(posterior, W[0], H[0]))
+                if not state.usable:
+                    raise OptionError(
+                        "the start has no finite log density or score under the model; pass "
+                        "another one"
+                    )
+                spread = posterior.executor.retry_on_loss(
+                    partial(widths, posterior, state.position)
                 )
-            spread = posterior.executor.retry_on_loss(partial(widths, posterior, state.position))
-        first = math.log(first_step(self.step, sum(one.size for one in spread)))
-        log_step, average, error = first, first, 0.0
-        for number in range(self.tune + self.draws):
-            rng, tuning = generator(seed, 0, Stream.ACCEPTANCE, number), number < self.tune
-            jitter, threshold = rng.random(2)
-            u, v = (rng.standard_normal(one.shape) for one in state.position)
-            before = energy(state, (u, v))
-            size = self.step
-            if isinstance(size, str):
-                size = math.exp(log_step if tuning else average)
-            size *= 1.0 + JITTER * (2.0 * jitter - 1.0)
-            # A proposal may diverge: it is then rejected.
-            with single_threaded_blas(), np.errstate(all="ignore"):
-                end, momentum, steps = leapfrog(posterior, state, (u, v), spread, size, self.steps)
-                change = energy(end, momentum) - before if end.usable else math.inf
-            probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
-            if threshold < probability:
-                state = end
-            if tuning:
-                excess = self.target_accept - probability
-                log_step, average, error = dual_average(first, average, error, number + 1, excess)
-            yield state, probability, steps
+            first = math.log(first_step(self.step, sum(one.size for one in spread)))
+            walk = Walk(state, spread, first, first, first, 0.0, 0)
+        while walk.number < self.tune + self.draws:
+            walk = self._propose(posterior, walk, seed)
+            yield walk
+
+    def _propose(self, posterior: Posterior, walk: "Walk", seed: int) -> "Walk":
+        """Make one proposal, and take it or not."""
+        state, spread, number = walk.state, walk.spread, walk.number
+        rng, tuning = generator(seed, 0, Stream.ACCEPTANCE, number), number < self.tune
+        jitter, threshold = rng.random(2)
+        u, v = (rng.standard_normal(one.shape) for one in state.position)
+        before = energy(state, (u, v))
+        size = self.step
+        if isinstance(size, str):
+            size = math.exp(walk.log_step if tuning else walk.average)
+        size *= 1.0 + JITTER * (2.0 * jitter - 1.0)
+        # A proposal may diverge: it is then rejected.
+        with single_threaded_blas(), np.errstate(all="ignore"):
+            end, momentum, steps = leapfrog(posterior, state, (u, v), spread, size, self.steps)
+            change = energy(end, momentum) - before if end.usable else math.inf
+        probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
+        adapted = walk.log_step, walk.average, walk.error
+        if tuning:
+            excess = self.target_accept - probability
+            adapted = dual_average(walk.first, *adapted[1:], number + 1, excess)
+        end = end if threshold < probability else state
+        return Walk(end, spread, walk.first, *adapted, number + 1, probability, steps)
+
+
+class Walk(NamedTuple):
+    """The chain after ``number`` proposals, with the widths and steps of the next one.
+
+    ``probability`` and ``evaluations`` are those of the last proposal.
+    """
+
+    state: HMCState
+    spread: Pair
+    first: float
+    log_step: float
+    average: float
+    error: float
+    number: int
+    probability: float = 0.0
+    evaluations: int = 0

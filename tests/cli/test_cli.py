@@ -4,7 +4,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import daskfactor
 from daskfactor import demos, errors
 from daskfactor.cli import main, verb_options
+from daskfactor.cli.options import Command
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.evidence import rank
 from daskfactor.evidence.base import Evidence
@@ -85,14 +86,16 @@ def test_a_parameter_that_a_verb_gains_is_an_option_with_its_help(monkeypatch):
         "    folds\n        Repeats of ``share``, at least 2. Not shown.\n    random_seed\n",
     )
     monkeypatch.setattr(verb_options, "source_of", lambda verb: source)
-    table = verb_options.VerbOptions("hold_out", "folds", "random_seed")
     app = typer.Typer()
     called = Mock(return_value=({}, "done"))
 
-    def split(options: Annotated[dict, table]) -> None:
-        return called(options)
+    class Split(Command):
+        verbs: ClassVar = {"hold_out": "folds random_seed"}
 
-    app.command()(main.command(split))
+        def __call__(self):
+            return called(self.arguments("hold_out"))
+
+    app.command()(main.command(Split))
     verb_options.parameters_of.cache_clear()
     runner = CliRunner()
     told = plain(runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output)

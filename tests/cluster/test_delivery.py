@@ -150,8 +150,8 @@ def test_a_full_disk_under_a_worker_is_told(here, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         save(self, name, write)
 
-    save = DurableStore.save
-    monkeypatch.setattr(DurableStore, "save", full)
+    save = DurableStore.write_new
+    monkeypatch.setattr(DurableStore, "write_new", full)
     with pytest.raises(StoreError, match=r"from the worker \S+ to .*run\.zarr, the disk is full"):
         sampled(executor="ring", client=here, store=store)
 

@@ -107,3 +107,22 @@ def test_a_worker_that_dies_in_a_warm_start_costs_one_start(client, monkeypatch)
     there = dfac.stein_posterior(V, dfac.TweedieNMF(2), ensemble, **run)
     assert kill.killed
     assert there["posterior"].to_dataset().equals(here["posterior"].to_dataset())
+
+
+@pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")  # short chains
+def test_a_worker_that_dies_costs_an_evidence_one_round(client, monkeypatch):
+    """Every temperature is a task; the states of all are here after each round."""
+    monkeypatch.setattr("daskfactor.evidence.thermodynamic.FIRST_ROUND", 0.2)
+    settings, rounds = {"random_seed": 1, "progressbar": False}, []
+    here = dfac.log_evidence(CELLS, dfac.TweedieNMF(2), EXACT, **settings)
+    kill = KillOnce(client, lambda event: event.phase == "draw")
+
+    def callback(event):
+        rounds.extend([event.done] if event.phase == "draw" else [])
+        kill(event)
+
+    run = {"client": client, "executor": "tasks", "callback": callback} | settings
+    there = dfac.log_evidence(CELLS, dfac.TweedieNMF(2), EXACT, **run)
+    assert kill.killed
+    assert there.value == here.value
+    assert rounds == [20, 60, 100]

@@ -302,6 +302,20 @@ def test_map_keeps_the_order_of_its_items_and_brings_errors_back(executor):
     refused(EngineError, r"ZeroDivisionError", executor.map, lambda item, work: 1 // 0, range(5))
 
 
+def test_an_item_does_not_wait_for_the_one_before_it(executor):
+    """Each is a task, so that a thread does not do two dear ones while others have none."""
+    GATES["second"] = threading.Event()
+
+    def meet(item, work):
+        from tests.cluster.programs import GATES as gates
+
+        if item == 1:
+            gates["second"].set()
+        return gates["second"].wait(20)
+
+    assert executor.map(meet, range(12)) == [True] * 12
+
+
 def test_map_carries_data_and_state_along(executor):
     """What the passes over the data do: a closure over blocked data and a factor."""
     V = np.random.default_rng(0).random((40, 30), dtype=np.float32)

@@ -249,12 +249,12 @@ def test_values_come_in_the_order_asked_for_and_where_none_is_missing_nothing():
 @pytest.mark.parametrize(
     ("rows", "cols", "message"),
     [
-        ([0, 30], [0, 0], "row indices of cells .* from 0 to 29, .* from 0 to 30"),
-        ([0, 1], [-1, 0], "column indices of cells .* from 0 to 20, .* from -1 to 0"),
-        ([0.5], [0], "row indices .* got float64"),
-        ([0, 1], [0], "as many rows as columns, got 2 rows and 1 columns"),
-        ([[0, 1]], [0], r"row indices .* of shape \(1, 2\)"),
-        ([True, False], [0, 0], "row indices .* got bool"),
+        ([0, 30], [0, 0], "positions of rows must lie between 0 and 29, got 0 to 30"),
+        ([0, 1], [-1, 0], "positions of columns must lie between 0 and 20, got -1 to 0"),
+        ([0.5], [0], "got rows of dtype float64"),
+        ([0, 1], [0], "rows and columns must have equal lengths, got 2 and 1"),
+        ([[0, 1]], [0], r"got rows of dtype int64, shape \(1, 2\)"),
+        ([True, False], [0, 0], "got rows of dtype bool"),
     ],
 )
 def test_impossible_cells_are_refused(rows, cols, message):

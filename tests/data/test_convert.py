@@ -26,9 +26,10 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.convert import Conversion, convert, export
 from daskfactor.data.coo import Piece
 from daskfactor.data.grid import Grid
+from daskfactor.data.places import kind_of
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.statistics import SourceInfo
-from daskfactor.data.store import StoreWriter, is_blocked_store
+from daskfactor.data.store import StoreWriter
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused
 from tests.tiers import FULL
@@ -360,7 +361,7 @@ def test_elsewhere_what_another_process_has_begun_is_kept(monkeypatch):
 
         monkeypatch.setattr(StoreWriter, "begin", late)
         refused(StoreError, told, convert, 2 * matrix(), place, overwrite=overwrite, **QUIET)
-        assert is_blocked_store(place)
+        assert kind_of(place) == "blocks"
         assert same(as_blocks(place, allow_empty=True), 3 * matrix())
 
 
@@ -393,7 +394,7 @@ def broken(add):
 )
 def test_trouble_in_a_source_is_noticed(tmp_path, monkeypatch, pieces, message):
     source = Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
-    monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
+    monkeypatch.setattr("daskfactor.data.convert._sparse_source", lambda *_: source)
     refused(StoreError, message, convert, "t.csv", tmp_path / "s.zarr", **QUIET)
 
 

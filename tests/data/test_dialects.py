@@ -10,7 +10,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.data import tables
-from daskfactor.data.files import OF_OTHER_LIBRARIES
+from daskfactor.data.opening import OF_OTHER_LIBRARIES
 from daskfactor.errors import DataError, DataWarning
 from tests.data.written import names_of, written
 from tests.refusals import refused

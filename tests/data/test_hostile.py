@@ -17,7 +17,7 @@ import daskfactor as dfac
 from daskfactor.data.statistics import crc32
 from daskfactor.data.store import attributes_checksum
 from daskfactor.errors import DaskfactorError, DataError, StoreError, StoreFormatError
-from daskfactor.urls import absolute, is_url
+from daskfactor.urls import Location, is_url
 from tests.random_sparse import random_array
 from tests.refusals import refused
 
@@ -133,7 +133,7 @@ def test_an_archive_that_grows_and_a_text_that_never_ends(tmp_path, monkeypatch)
         archive.writestr("a.npy", bytes(2**24))
     (tmp_path / "v.csv.gz").write_bytes(gzip.compress(b"1,2\n" + b"3" * 2**24))
     for module, name, options, message in (
-        ("files", "v.npz", {}, "holds arrays of 16777216 bytes, which are read whole"),
+        ("numpy_files", "v.npz", {}, "holds arrays of 16777216 bytes, which are read whole"),
         ("dialects", "v.csv.gz", {"table": False}, "is too large for the memory that is free"),
     ):
         monkeypatch.setattr(f"daskfactor.data.{module}.available_memory", lambda: 2**23)
@@ -181,12 +181,17 @@ def test_a_block_of_absurd_size(tmp_path):
     table = zarr.open_array(place / "block_table", mode="r")[:]
     table[0, 0, 2] = 10**13
     forged(place, "block_table", table)
-    for name in ("values", "columns"):
-        changed(place / name, lambda document: document.update(shape=[10**14]))
+
+    def forge(document):
+        metadata = document["consolidated_metadata"]["metadata"]
+        for name in ("values", "columns"):
+            metadata[name]["shape"] = [10**14]
+
+    changed(place, forge)
     refused(StoreFormatError, r"damaged", dfac.as_blocks, place)
 
 
 def test_what_a_url_is():
     places = "s3://a/b", "simplecache::https://a/b", "file:///a/b", Path("a/b")
     assert [is_url(place) for place in places] == [True, True, False, False]
-    assert absolute("file:///a/b") == "/a/b"
+    assert Location("file:///a/b") == "/a/b"

@@ -13,7 +13,8 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor import as_blocks, convert
-from daskfactor.data.store import BlockStore, zarr_kind
+from daskfactor.data.places import kind_of
+from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from tests.refusals import refused
 from tests.tiers import FULL
@@ -142,11 +143,11 @@ def test_what_a_zarr_directory_is_and_that_a_run_is_no_data(whole, path, tmp_pat
     zarr.open_group(str(tmp_path / "g"), mode="w")
     path.rename(tmp_path / "blocks.of.mine")
     kinds = {whole: "blocks", "blocks.of.mine": "blocks", "a.zarr": "array", "g": "group"}
-    for name, kind in (kinds | {"": None, "nothing": None}).items():
-        assert zarr_kind(str(tmp_path / name)) == kind
+    for name, kind in (kinds | {"": "folder", "nothing": "nothing"}).items():
+        assert kind_of(str(tmp_path / name)) == kind
     place, model = tmp_path / "run.zarr", dfac.TweedieNMF(2, dispersion=1.0)
     dfac.sample(matrix().toarray(), model, draws=2, tune=2, store=place, progressbar=False)
-    assert zarr_kind(str(place)) == "run"
+    assert kind_of(str(place)) == "run"
     refused(DataError, r"is a run of daskfactor.*open_run.*resume", as_blocks, place)
     match = "is a run of daskfactor, not data"
     refused(DataError, match, convert, place, tmp_path / "s.zarr", progressbar=False)

@@ -165,11 +165,20 @@ def test_an_index_that_was_written_is_no_column_of_keys(tmp_path):
     ("frame", "options", "message"),
     [
         (LONG, {"rows": "whom"}, "no column 'whom' for rows; did you mean 'who'"),
-        (LONG, {"values": "who", "rows": "what", "columns": "stars"}, "holds float64; keys must"),
+        (
+            LONG,
+            {"values": "who", "rows": "what", "columns": "stars"},
+            "holds floating data; keys must",
+        ),
         (LONG, {"values": "who", "rows": "stars", "columns": "what"}, "keys must be whole"),
         (LONG.assign(stars="good"), {"table": True}, "values must be numbers; choose another"),
         (LONG.assign(who=["a", None, "b", "c"]), {"table": True}, "1 lines of .* nothing in the"),
-        (LONG.assign(who=["a", 1, "b", "c"]), {"table": True}, "holds int and str; keys must be"),
+        (
+            LONG.assign(who=["a", 1, "b", "c"]),
+            {"table": True},
+            "holds mixed-integer data; keys must be",
+        ),
+        (LONG.assign(who=[[1], [2], [3], [4]]), {"table": True}, "keys must be whole numbers"),
         (LONG.set_axis(["x", "x", "y"], axis=1), {"table": True}, "two columns of one name"),
         (np.ones((3, 3)), {"rows": "a"}, "how to read a table .* got ndarray"),
     ],

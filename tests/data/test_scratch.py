@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from daskfactor.data.adapters import open_source
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import working_bytes
+from daskfactor.data.opening import open_source
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import OLD, PREFIX, ArrayFile, Storage, scratch_directory, sweep
 from daskfactor.errors import DataError, DataWarning, StoreError

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from daskfactor.data.adapters import open_source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.holdout import hold_out
 from daskfactor.data.loading import load, regions, working_bytes
+from daskfactor.data.opening import open_source
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.statistics import TILE_ENTRIES
 from daskfactor.data.storage import ArrayFile, Storage

@@ -223,7 +223,7 @@ def dense(seed=0):
 def put_together(data):
     """The tensor that blocks hold, in the caller's order."""
     grid, fill = data.grid, 0.0 if data.unstored == "zero" else np.nan
-    out = np.full([own.size for own in grid.axes], fill)
+    out = np.full(grid.sizes, fill)
     for block in grid.all_blocks():
         view = data.view(*block)
         rows = np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
@@ -319,7 +319,11 @@ REFUSED = {
     "a matrix": (np.ones((3, 4)), "three or more"),
     "nothing": (np.ones((0, 4, 2)), "empty"),
     "all missing": (np.full((3, 3, 3), np.nan), "all 3 x 3 x 3 entries are missing"),
-    "infinite": (np.full((2, 2, 2), np.inf), r"\(0, 0, 0\) is infinite"),
+    "infinite": (np.full((2, 2, 2), np.inf), r"\(0, 0, 0\) is inf; entries must be finite"),
+    "too large": (
+        np.full((2, 2, 2), 1e300),
+        r"\(0, 0, 0\) is 1e\+300, outside the range of float32",
+    ),
     "complex": (np.ones((2, 2, 2), complex), "real numbers"),
     "text": (np.full((2, 2, 2), "a"), "real numbers"),
     "an empty index": (HOLE, "1 of axis_1"),
@@ -330,6 +334,23 @@ REFUSED = {
         r"\(0, 1, 1\) is stored more than once",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(2**24 + 1, "integer entries above"), (1e-60, "became zero"), (-999, "8 cells are -999")],
+)
+def test_a_tensor_warns_as_a_matrix_does(value, words):
+    with pytest.warns(DataWarning, match=words):
+        as_tensor(np.full((2, 2, 2), value))
+
+
+def test_an_infinite_entry_of_a_tensor_is_named_in_the_order_of_the_caller():
+    values = np.zeros((40, 3, 3), np.float32)
+    values[:20] = 1.0
+    values[37, 2, 1] = np.inf
+    V = sparse.COO.from_numpy(values)
+    refused(DataError, r"\(37, 2, 1\) is inf", as_tensor, V, blocks=2, unstored="zero")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -377,7 +398,15 @@ def test_cells_are_held_out_and_every_index_keeps_one():
     named = dfac.hold_out(V, cells=mask)
     np.testing.assert_array_equal(np.sort(named.values), np.sort(V[mask]))
     missing = tuple(own[:1] for own in np.nonzero(np.isnan(V)))
-    refused(OptionError, "is missing", dfac.hold_out, V, cells=missing)
+    refused(OptionError, "are missing in V", dfac.hold_out, V, cells=missing)
+
+
+def test_a_named_mask_of_a_tensor_holds_out_its_own_cells():
+    V = xr.DataArray(np.arange(1.0, 25.0).reshape(2, 3, 4), dims=("a", "b", "c"))
+    mask = V.isin([2.0, 17.0])
+    held = dfac.hold_out(V, cells=mask.transpose("c", "a", "b"))
+    assert held.values.tolist() == [2.0, 17.0]
+    assert int(held.train.isnull().sum()) == 2
 
 
 # -- their units, which go with labels and values ------------------------------------------

@@ -14,8 +14,9 @@ from scipy import sparse
 from daskfactor import as_blocks, convert
 from daskfactor.data import store as stores
 from daskfactor.data.grid import Bands, Grid
+from daskfactor.data.places import kind_of
 from daskfactor.data.storage import Storage, block_bytes
-from daskfactor.data.store import BlockStore, chunk_length, is_blocked_store
+from daskfactor.data.store import BlockStore, chunk_length
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
 from daskfactor.urls import unreachable_error
@@ -123,14 +124,14 @@ def test_what_is_no_store_says_what_it_is(tmp_path, store):
     zarr.open_group(str(foreign), mode="w").create_array("x", shape=(2,), dtype="f4")
     refused(StoreFormatError, "not a blocked sparse store", BlockStore, str(foreign))
     for place in (foreign, foreign / "x", tmp_path):
-        assert not is_blocked_store(str(place))
-    assert is_blocked_store(str(store))
-    assert is_blocked_store(f"file://{store}")
+        assert kind_of(str(place)) != "blocks"
+    assert kind_of(str(store)) == "blocks"
+    assert kind_of(f"file://{store}") == "blocks"
 
 
 def test_newer_stores_are_refused(store):
     change_attributes(store, format_version=2)
-    assert is_blocked_store(str(store))
+    assert kind_of(str(store)) == "blocks"
     refused(StoreFormatError, r"format version 2, .* reads up to 1", as_blocks, str(store))
 
 

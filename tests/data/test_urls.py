@@ -8,7 +8,6 @@ import time
 import uuid
 from io import BytesIO
 from pathlib import Path
-from traceback import format_exception
 
 import fsspec
 import numpy as np
@@ -23,9 +22,9 @@ import daskfactor as dfac
 from daskfactor import urls
 from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, OptionError, StoreError
-from daskfactor.urls import Url, as_url, classify_error, error_summary, fsspec_args, retry
+from daskfactor.urls import Location, classify_error, error_summary, retry
 from tests.cli.shell import fails, plain, succeed
-from tests.object_store import BUCKET, SECRETS
+from tests.object_store import BUCKET
 from tests.random_sparse import random_array
 from tests.refusals import refused
 from tests.tiers import FULL
@@ -129,7 +128,7 @@ def test_entries(memory, name, tmp_path):
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_npy_file_is_read_in_parts(folder, order, monkeypatch):
     monkeypatch.setattr("daskfactor.data.loading.MIN_READ", 2**10)
-    monkeypatch.setattr("daskfactor.data.adapters.STRIP", 2**10)
+    monkeypatch.setattr("daskfactor.data.numpy_files.STRIP", 2**10)
     put(f"{folder}/v.npy", lambda file: np.save(file, np.asarray(DENSE, order=order)))
     data = dfac.as_blocks(f"{folder}/v.npy", memory_limit=2**10)
     assert data.source.kind == "npy"
@@ -179,7 +178,7 @@ def test_storage_options(folder, monkeypatch, tmp_path):
         assert data.total == COUNTS.sum()
         # Workers get them, and nobody sees them.
         handle = pickle.loads(pickle.dumps(data.share()))
-        assert fsspec_args(handle.location)[1] == options
+        assert handle.location.options == options
         assert "secret" not in repr(handle) + repr(data) + str(data.source)
     for V, wrong, match in (
         (DENSE, options, "storage_options are for URLs, not for a ndarray"),
@@ -190,13 +189,15 @@ def test_storage_options(folder, monkeypatch, tmp_path):
 
 def test_what_is_secret_in_a_url_is_not_told():
     url = "https://user:password@host.org:8000/v.npy?signature=abcdef"
-    place = as_url(url)
+    place = Location(url)
     assert place == f"{place}" == "https://host.org:8000/v.npy"
-    assert fsspec_args(pickle.loads(pickle.dumps(place))) == (url, {})
+    again = pickle.loads(pickle.dumps(place))
+    assert (again.url, again.options) == (url, {})
     assert json.dumps({"location": place}).count("abcdef") == 0
     said = error_summary(OSError(f"403 for {url}"), place)
     assert not [secret for secret in ("password", "abcdef") if secret in said]
-    assert Url("abfs://container@account.host/v.zarr") == "abfs://container@account.host/v.zarr"
+    container = "abfs://container@account.host/v.zarr"
+    assert Location(container) == container
 
 
 def test_trouble_is_one_sentence(folder, monkeypatch):
@@ -283,12 +284,9 @@ def test_a_store_is_not_made_where_it_is_not_allowed(folder, s3):
     def refuses(environ):
         return (403, "AccessDenied") if environ["REQUEST_METHOD"] == "PUT" else None
 
-    with (
-        s3.failing(refuses),  # and its answer has the key in it
-        pytest.raises(StoreError, match=r"could not be written: PermissionError") as caught,
-    ):
-        dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
-    assert SECRETS["AWS_SECRET_ACCESS_KEY"] not in "".join(format_exception(caught.value))
+    with s3.failing(refuses):
+        match = r"could not be written: PermissionError"
+        refused(StoreError, match, dfac.convert, COUNTS, f"{folder}/c.zarr", **QUIET)
 
 
 def test_the_shell_takes_urls(folder, tmp_path):

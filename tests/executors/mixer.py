@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from daskfactor.data.grid import Bands, BlockAddress, TensorGrid
+from daskfactor.data.grid import Bands, BlockAddress, Grid
 from daskfactor.executors.plan import Action, CycleOptions, build_plan
 from daskfactor.executors.state import Evaluation, make_state, place_cells
 
@@ -75,7 +75,7 @@ def begin(blocks, factors=2, width=3):
     """A state with a few monitored cells."""
     rng = np.random.default_rng(blocks)
     lengths = (3 * blocks + 1, 2 * blocks + 2, blocks + 4, 2 * blocks + 1)[:factors]
-    grid = TensorGrid(axes=tuple(Bands.even(length, blocks) for length in lengths))
+    grid = Grid(*(Bands.even(length, blocks) for length in lengths))
     state = make_state(grid, *(rng.random((n, width), dtype=np.float32) for n in lengths))
     ends = [length - 1 for length in lengths]
     cells = [[0, ends[0], 2], [1, 0, ends[1]], *([end, 1, 0] for end in ends[2:])]

@@ -415,7 +415,7 @@ def test_a_state_has_any_number_of_factors():
     """The first two keep the names that they had when there were no others."""
     sides = [grid.Bands.even(length, 2) for length in (5, 4, 3)]
     factors = [np.full((length, 2), length) for length in (5, 4, 3)]
-    small = make_state(grid.TensorGrid(axes=tuple(sides)), *factors)
+    small = make_state(grid.Grid(*sides), *factors)
     assert (small.n_factors, small.blocks) == (3, 2)
     for number, (side, factor) in enumerate(zip(("rows", "columns", 2), factors, strict=True)):
         np.testing.assert_array_equal(small.gather(side), factor)
@@ -423,16 +423,16 @@ def test_a_state_has_any_number_of_factors():
     assert len(small.bands()) == 6
     names = {f"0/{own}/{n}/values" for own in ("rows", "columns", "factor-2") for n in (0, 1)}
     assert set(small.save(None, "0")) == names
-    empty = empty_state(grid.TensorGrid(axes=tuple(sides)), 2, np.dtype(np.float32))
+    empty = empty_state(grid.Grid(*sides), 2, np.dtype(np.float32))
     assert [band.offset for band in empty.bands()] == [0, 2, 0, 2, 0, 1]
-    refused(ValueError, "shorter", make_state, grid.TensorGrid(axes=tuple(sides)), *factors[:2])
+    refused(ValueError, "shorter", make_state, grid.Grid(*sides), *factors[:2])
 
 
 @pytest.mark.parametrize("lengths", [(7, 5), (7, 5, 4), (4, 6, 5, 3)])
 def test_cells_are_placed_in_the_blocks_they_lie_in(lengths):
     sides, rng = [grid.Bands.even(length, 3) for length in lengths], np.random.default_rng(0)
     at = [rng.integers(0, length, 40) for length in lengths]
-    tensor = grid.TensorGrid(axes=tuple(sides))
+    tensor = grid.Grid(*sides)
     placed = place_cells(tensor, at, np.dtype(np.float32))
     assert list(placed) == sorted(placed)
     assert all(isinstance(block, grid.Block) == (len(lengths) == 2) for block in placed)

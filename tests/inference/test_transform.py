@@ -242,8 +242,7 @@ def test_what_cannot_be_is_told_in_a_sentence(counts, trace, monkeypatch):
     refused(OptionError, "must be draws of new rows", dfac.predict, trace, rows=mean)
     other = found.assign_coords(draw=[1, 2])
     refused(OptionError, "for another trace", dfac.predict, trace, rows=other)
-    monkeypatch.setattr("daskfactor.inference.transform.available_memory", lambda: 1000)
-    monkeypatch.setattr("daskfactor.inference.session.available_memory", lambda: 1000)
+    monkeypatch.setattr("daskfactor.machine.available_memory", lambda: 1000)
     words = r"40 draws of 9 new rows take .*first= says where"
     refused(OptionError, words, dfac.transform, trace, np.ones((9, 7)), **QUIET)
     assert dfac.transform(trace, np.ones((9, 7)), point=True, **QUIET).shape == (9, 2)

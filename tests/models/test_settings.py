@@ -19,7 +19,7 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.gamma_factors import Hyperparameters, gamma_log_density
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.negative_binomial import NegativeBinomial, NegativeBinomialNMF
-from daskfactor.models.settings import FixedComponents, held
+from daskfactor.models.settings import FixedComponents, preserve_columns
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.silf import SILFNMF
 from tests.refusals import refused
@@ -317,10 +317,10 @@ def test_automatic_rates_put_free_entries_on_the_scale_of_frozen_ones(fixed, sha
 
 def test_held_puts_columns_back():
     values = np.arange(6.0).reshape(2, 3)
-    with held(values, np.array([False, True, False])):
+    with preserve_columns(values, np.array([False, True, False])):
         values += 10
     np.testing.assert_array_equal(values, [[10, 1, 12], [13, 4, 15]])
-    with held(values, None):
+    with preserve_columns(values, None):
         values += 10
     assert values[0, 1] == 11
 

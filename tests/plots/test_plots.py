@@ -2,17 +2,16 @@ import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.collections import PathCollection
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.plots.canvas import heaviest, new_figure, save, theme
-from daskfactor.plots.particles import diversity_plot, scores_plot, top_entries_plot, weights_plot
+from daskfactor.plots.canvas import heaviest, save
+from daskfactor.plots.particles import diversity_plot, weights_plot
 from daskfactor.plots.pictures import particle_panel
-from daskfactor.results.compare import downstream, intensity_shares, pairwise_distances, top_entries
+from daskfactor.results.compare import intensity_shares, pairwise_distances
 from daskfactor.results.components import components_of, factor_moments
 from daskfactor.results.trace import Run
 from tests.fake_particles import fake_particles, random_particles
@@ -92,6 +91,10 @@ def test_overview_is_written_as_a_picture(tmp_path, keep):
     path = tmp_path / "run.png"
     save(plots.overview(fake_run(keep=keep), count=9, title="run"), path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def told(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_the_legend_covers_no_trace():
@@ -332,85 +335,6 @@ def test_diversity_of_draws_is_of_distances_alone():
     assert not large.axes[0].get_xticklabels()
 
 
-def scored(table, names):
-    """Scores of the particles by a row of a table for each."""
-    rows = iter(table)
-    return downstream(particles(), lambda W, H: dict(zip(names, next(rows), strict=True)))
-
-
-def scores():
-    table = np.array([[0.9, 0.6], [0.7, 0.8], [0.95, 0.5], [0.6, 0.6], [0.5, 0.7]])
-    return table, scored(table, ("talk", "science"))
-
-
-def dotted(figure):
-    return [one.get_ydata().tolist() for one in figure.axes[0].lines if one.get_linestyle() == ":"]
-
-
-def told(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_the_best_particle_of_each_class_is_followed_through_all():
-    table, found = scores()
-    figure = scores_plot(found)
-    assert dotted(figure) == [[0.95, 0.5], [0.7, 0.8]]
-    assert told(figure) == ["8: best in talk", "5: best in science"]
-    dots = figure.axes[0].collections[0]
-    assert dots.get_offsets()[:, 1].tolist() == table[:, 0].tolist()
-    assert dots.get_sizes().argmax() == MASSES.argmax()
-    in_all = downstream(particles(), lambda W, H: {"a": W.sum(), "b": 2 * W.sum()})
-    (label,) = told(scores_plot(in_all))
-    assert label.endswith("best in a, b")
-
-
-def test_of_many_winners_lines_follow_the_most_frequent_and_the_furthest_falls():
-    table = np.full((5, 6), 0.5)
-    table[[0, 1, 2, 3, 4, 4], range(6)] = 0.9  # the last is best twice
-    table[[0, 1, 2], 5] = [0.1, 0.2, 0.3]
-    figure = scores_plot(scored(table, "abcdef"))
-    assert (dotted(figure), len(told(figure))) == (table[[0, 1, 2, 4]].tolist(), 5)
-
-
-def test_lists_side_by_side_tell_what_they_share():
-    first = [[5, 0.1], [4, 0.1], [1, 0.1], [0, 0.1], [0, 5]]
-    second = [[5, 0.1], [0, 0.1], [4, 0.1], [1, 0.1], [0, 5]]
-    third = [[5, 0.1], [4, 0.1], [0.5, 0.1], [0, 0.1], [0, 5]]
-    tree = fake_particles([first, second, third], [np.eye(2) + 0.1] * 3, [0.2, 0.5, 0.3])
-    axes = top_entries_plot(top_entries(tree, count=2), components=0).axes
-    titles = ["particle 1, mass 0.500", "particle 2, mass 0.300", "particle 0, mass 0.200"]
-    assert [ax.get_title(loc="left") for ax in axes] == titles
-    words = [[text.get_text() for text in ax.texts] for ax in axes]
-    assert words == [["w0", "w2"], ["w0", "w1"], ["w0", "w1"]]
-    colors = [[to_hex(bar.get_facecolor()) for bar in ax.patches] for ax in axes]
-    all_, some, one = theme().accent, theme().between, theme().other
-    assert colors == [[all_, one], [all_, some], [all_, some]]
-    lengths = [bar.get_width() for ax in axes for bar in ax.patches]
-    assert (max(lengths), lengths[1]) == (1.0, pytest.approx(0.4 / (5 / 9.5)))
-
-
-def test_both_figures_of_tables_share_a_sheet(tmp_path):
-    sheet = new_figure(8, 8)
-    upper, lower = sheet.subfigures(2, 1)
-    assert top_entries_plot(top_entries(particles(), 3), figure=upper) is sheet
-    assert scores_plot(scores()[1], figure=lower) is sheet
-    assert len(upper.axes) == 9
-    assert len(lower.axes) == len(upper.legends) == len(lower.legends) == 1
-    save(sheet, tmp_path / "sheet.png")
-    assert (tmp_path / "sheet.png").stat().st_size > 3000
-
-
-def test_long_labels_are_cut_and_a_negative_entry_says_so():
-    W, H, weight = random_particles(count=2, rows=4)
-    W[..., 0, 0] = -50.0
-    words = ["a very long description of a gene", "b", "c", "d"]
-    tree = fake_particles(W, H, weight, kind="GaussianMF", words=words)
-    figure = top_entries_plot(top_entries(tree, 1, component=0), particles=1, names=["topic"])
-    assert figure.axes[0].texts[0].get_text().removesuffix(" (−)") == "a very long des…f a gene"
-    assert figure.axes[0].get_ylabel() == "topic"
-    assert not figure.legends
-
-
 def test_what_figures_of_particles_refuse():
     for call, message in (
         (
@@ -422,10 +346,9 @@ def test_what_figures_of_particles_refuse():
         (lambda p: particle_panel(p, particles=[0, 9]), "positions from 0 to 4"),
         (lambda p: particle_panel(p, components=[7]), "no component"),
         (lambda p: particle_panel(p, names=["a"]), "one name for each of 3 components, got 1"),
-        (lambda _: top_entries_plot(xr.Dataset()), "the result of top_entries"),
-        (lambda _: scores_plot(xr.Dataset()), "the result of downstream"),
-        (lambda _: scores_plot(scores()[1].isel(draw=[0, 1])), "must contain the best particle"),
-        (lambda p: top_entries_plot(top_entries(p), components=[9]), "no component "),
-        (lambda p: top_entries_plot(top_entries(p), names=["one"]), "for each of 3 components"),
     ):
         refused(OptionError, message, call, particles())
+
+
+def test_moved_figures_say_where_they_are():
+    refused(AttributeError, "examples/readings.py draws", getattr, plots, "scores_plot")

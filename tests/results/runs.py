@@ -54,9 +54,8 @@ def moments(chain):
 
 
 def put_moments(sink, group, chain, values, count=DRAWS):
-    with sink.replacing(group, chain, count):
-        for name, value in values.items():
-            sink.write(f"{group}/{name}", chain, value)
+    for name, value in (values | {"count": count}).items():
+        sink.write(f"{group}/{name}", chain, value)
 
 
 def monitor(chain, spec):

@@ -162,6 +162,30 @@ def test_stores_of_the_first_version_are_read_and_not_resumed(tmp_path):
         dfac.resume(path, progressbar=False)
 
 
+def test_stores_of_earlier_development_versions_are_read_and_resumed(tmp_path):
+    """They had one archive for each slot, and moments only in their arrays."""
+    path, state = whole_store(tmp_path / "run.zarr"), tmp_path / "run.zarr/checkpoint/state"
+    expected, arrays, meta = everything(path)
+    marker = path / "checkpoint" / "zarr.json"
+    document = json.loads(marker.read_text())
+    for name in ("version", "moments"):
+        del document["attributes"][name]
+    for number, slot in enumerate(document["attributes"]["slots"]):
+        (state / f"{slot.pop('archive')}.npz").rename(state / f"{number}.npz")
+    marker.write_text(json.dumps(seal(document, "attributes")))
+    found, kept, told = everything(path)
+    xr.testing.assert_identical(found, expected)
+    assert told == meta
+    assert all(kept[name].tobytes() == arrays[name].tobytes() for name in arrays)
+    with RunStore.open(path) as store:
+        store.load_checkpoint()
+        store.checkpoint({"state": np.arange(5)}, {"draws": 10, "from": 5})
+        assert set(store.load_checkpoint()[0]) == {"state", "lasting"}
+    newest = f"{document['attributes']['newest']}.npz"
+    assert [one.name for one in state.glob("?.npz")] == [newest]
+    assert len(list(state.glob("*.npz"))) == 3
+
+
 PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
 
 
@@ -171,8 +195,8 @@ PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
         ("posterior/gene", PICKLE, "decoded by numcodecs.pickle"),
         ("posterior/W", PICKLE, "decoded by numcodecs.pickle"),
         ("posterior/gene", {"storage_transformers": [{"name": "any"}]}, "a storage transformer"),
-        ("posterior/day", {"shape": [2**40]}, "GiB of labels, which need .* GiB of memory"),
-        ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* need .* GiB of memory"),
+        ("posterior/day", {"shape": [2**40]}, "GiB of labels of .* takes .* GiB of memory"),
+        ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* takes .* GiB of memory"),
     ],
 )
 def test_a_store_of_somebody_else_does_nothing_and_takes_little(tmp_path, node, changed, says):

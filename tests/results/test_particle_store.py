@@ -8,7 +8,6 @@ import xarray as xr
 from numpy.testing import assert_array_equal
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results import store as store_module
 from daskfactor.results.run_writer import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
@@ -68,19 +67,19 @@ def test_an_unfinished_store_has_the_finished_particles_without_weights(path):
 
 @pytest.mark.parametrize(("again", "dies_at"), [(False, 1), (True, 0), (True, 1)])
 def test_a_kill_while_weights_are_written_leaves_all_or_none(path, monkeypatch, again, dies_at):
-    calls, whole = [], store_module.describe
+    calls, whole = [], RunStore._describe_group
 
-    def describe(root, attrs, group=None):
+    def describe(self, group, attrs):
         if len(calls) == dies_at:
             raise OSError(28, "No space left on device")
         calls.append(attrs)
-        whole(root, attrs, group)
+        whole(self, group, attrs)
 
     with create(path, M) as store:
         if again:
             store.write_weights(**weighing())
         with monkeypatch.context() as patch:
-            patch.setattr(store_module, "describe", describe)
+            patch.setattr(RunStore, "_describe_group", describe)
             other = weighing(weight=np.eye(M)[1], discrepancy=3.0)
             refused(StoreError, "weights of particles", store.write_weights, **other)
     # Before anything was marked as unfinished, what was there still counts.

@@ -423,7 +423,7 @@ def test_a_point_has_no_interval():
     assert found.H.interval(0) is None
     assert_allclose(found.W.mean.T @ found.H.mean, point["W"] @ point["H"], rtol=1e-5)
     assert found.W.names[:2] == ["gene 0", "gene 1"]
-    refused(OptionError, "no factors W and H", components_of, point[["W"]])
+    refused(OptionError, "with W and H, got W", components_of, point[["W"]])
 
 
 def test_what_a_quantity_is_called():

@@ -14,9 +14,9 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.data.storage import ArrayFile
 from daskfactor.errors import DataError, OptionError
-from daskfactor.results import ranking
+from daskfactor.recommender import ranking
+from daskfactor.recommender.ranking import Search, Stack, score_of
 from daskfactor.results.predictive_moments import weighted_quantiles
-from daskfactor.results.ranking import Search, Stack, score_of
 from tests.fake_run import drawn_tree
 from tests.pairwise import pairwise
 from tests.random_sparse import random_array

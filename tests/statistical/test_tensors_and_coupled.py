@@ -188,12 +188,13 @@ def test_the_evidence_of_counts(n_components):
 @pytest.mark.full
 def test_an_evidence_whose_chains_forget_the_temperature_is_seen(monkeypatch):
     """Chains of low temperatures are those of twice that."""
-    right = tempered.TemperedChains.sampled_fits
+    right = tempered.TemperedChains.advance
 
-    def wrong(self, sampler, number, t, draws):
-        return right(self, sampler, number, min(1.0, 2 * t), draws)
+    def wrong(self, item, work):
+        number, t, *rest = item
+        return right(self, (number, min(1.0, 2 * t), *rest), work)
 
-    monkeypatch.setattr(tempered.TemperedChains, "sampled_fits", wrong)
+    monkeypatch.setattr(tempered.TemperedChains, "advance", wrong)
     with pytest.warns(SamplingWarning, match="sees a small part"):
         found = log_evidence(1)
     assert abs(found.value - EVIDENT * log_of_one(COUNTS)) > ERRORS * found.total_error

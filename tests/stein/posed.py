@@ -41,8 +41,9 @@ class Made(NamedTuple):
     n_iter: NDArray[np.int64]
 
 
-def stacked(particles):
-    """All particles together; they are numbered from 0 on."""
+def stacked(made):
+    """All particles together, or those of all steps; they are numbered from 0 on."""
+    particles = [one for step in made for one in getattr(step, "particles", [step])]
     numbers, *rest = zip(*particles, strict=True)
     assert list(numbers) == list(range(len(numbers)))
     return Made(*map(np.array, rest))

@@ -366,7 +366,7 @@ def test_components_that_are_constants_stay():
 
 def test_tuning_finds_the_acceptance_that_is_wanted():
     walk = SimplexHMC(150, 150, 5).walk(*placed(BY_NAME["gaussian, missing, permuted"], 1), 0)
-    rates = [probability for _, probability, _ in walk]
+    rates = [one.probability for one in walk]
     assert 0.65 < np.mean(rates[150:]) < 0.95
 
 

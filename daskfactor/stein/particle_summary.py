@@ -17,11 +17,11 @@ from daskfactor.results.series import TITLES, Series
 from daskfactor.results.trace import (
     Run,
     Weights,
+    draw_at,
     each_draw,
-    each_weighted_draw,
     effective_number,
 )
-from daskfactor.results.verdict import MIN_COSINE, SMALL_ERROR, Light
+from daskfactor.results.verdict import MIN_COSINE, SMALL_ERROR, Light, Status
 
 Array = NDArray[np.float64]
 
@@ -100,9 +100,9 @@ def _mass_alike(run: Run, masses: Weights) -> float:
     if symmetries.free.size < 2:
         return math.nan
     chain, draw = np.unravel_index(int(masses.argmax()), masses.shape)
-    reference = reference_from(*next(each_draw(group.isel(chain=[chain], draw=[draw]))))
+    reference = reference_from(*draw_at(group, int(chain), int(draw)))
     alike = total = 0.0
-    for (W, H), mass in each_weighted_draw(group, masses):
+    for W, H, mass in each_draw(group, masses):
         total += mass
         if match(W, H, reference, symmetries, MIN_COSINE).matched[symmetries.free].all():
             alike += mass
@@ -119,9 +119,31 @@ def _spread(values: Array, masses: Array) -> tuple[float, float, float]:
     return mean, 0.0 if none else total**0.5, float("nan") if none else float(parts.max()) / total
 
 
+def facts_of_particles(run: Run) -> dict[str, Any]:
+    """Return counts, weights, objectives and discrepancies of particles; None if unknown."""
+
+    def scalar(group: str, name: str, reduced: str = "max") -> float | None:
+        values = run.group(group).get(name)
+        return float(getattr(values, reduced)()) if values is not None and values.size else None
+
+    weights = run.weights
+    return {
+        "done": run.stats.sizes["draw"],
+        "planned": run.attrs.get("particles"),
+        "with_weight": None if weights is None else int((weights > 0).sum()),
+        "effective": None if weights is None else effective_number(weights),
+        "largest_weight": None if weights is None else float(weights.max()),
+        "threshold": scalar("constant_data", "threshold"),
+        "objective_min": scalar("sample_stats", "objective", "min"),
+        "objective_max": scalar("sample_stats", "objective"),
+        "discrepancy": scalar(STEIN, "discrepancy"),
+        "discrepancy_equal": scalar(STEIN, "discrepancy_equal"),
+    }
+
+
 def _particle_attrs(run: Run, weights: Weights) -> dict[str, Any]:
-    """Return counts, discrepancies, and the number of objectives above the threshold."""
-    weighted, masses = weights > 0, weights[weights > 0]
+    """Return the attributes of the summary of particles."""
+    weighted, masses, facts = weights > 0, weights[weights > 0], facts_of_particles(run)
     heaviest = np.unravel_index(int(weights.argmax()), weights.shape)[1]
     attrs: dict[str, Any] = {
         "particles": int(weighted.size),
@@ -132,17 +154,14 @@ def _particle_attrs(run: Run, weights: Weights) -> dict[str, Any]:
         "largest_weight": float(masses.max()),
         "alike": _mass_alike(run, weights),
     }
-    stein = run.group(STEIN).data_vars.items()
-    attrs |= {str(name): float(one) for name, one in stein if one.ndim == 0}
-    if "objective" not in run.stats:
-        return attrs
-    objective = run.stats["objective"].transpose("chain", "draw").values
-    attrs |= {"objective_min": float(objective.min()), "objective_max": float(objective.max())}
-    level = float(run.group("constant_data").get("threshold", math.nan))
-    if np.isfinite(level):
+    names = ("discrepancy", "discrepancy_equal", "objective_min", "objective_max")
+    attrs |= {name: facts[name] for name in names if facts[name] is not None}
+    level = facts["threshold"]
+    if "objective" in run.stats and level is not None and math.isfinite(level):
+        above = run.stats["objective"].transpose("chain", "draw").values > level
         attrs["threshold"] = level
-        attrs["above_threshold"] = int((objective > level).sum())
-        attrs["mass_above_threshold"] = float(masses[objective[weighted] > level].sum())
+        attrs["above_threshold"] = int(above.sum())
+        attrs["mass_above_threshold"] = float(masses[above[weighted]].sum())
     return attrs
 
 
@@ -150,29 +169,24 @@ def _weights_light(attrs: dict[str, Any]) -> Light:
     count, effective = attrs["with_weight"], attrs["effective"]
     numbers = {"effective": float(effective), "largest_weight": float(attrs["largest_weight"])}
     numbers["error"] = 1.0 / math.sqrt(effective)
+    advice = "Use more particles with other starts: stein_posterior(..., particles=...)."
+    status: Status = "red"
+    reason = f"{count} particles have positive weight, with an effective number of {effective:.1f}"
     if not attrs["weighted"]:
         reason = f"{count} particles have no weights yet: weights need all particles."
-        return Light("red", (reason,), "Compute the remaining particles: resume(...).", numbers)
-    more = "Use more particles with other starts: stein_posterior(..., particles=...)."
-    if attrs["largest_weight"] >= POINT_ESTIMATE:
+        advice = "Compute the remaining particles: resume(...)."
+    elif attrs["largest_weight"] >= POINT_ESTIMATE:
         reason = (
             f"Particle {attrs['heaviest']} has {attrs['largest_weight']:.0%} of the mass: the "
             "result is little more than a point estimate, and intervals are too narrow."
         )
-        return Light("red", (reason,), more, numbers)
-    reason = f"{count} particles have positive weight, with an effective number of {effective:.1f}"
-    if effective < MIN_EFFECTIVE:
-        return Light(
-            "red",
-            (f"{reason}: standard deviations are imprecise, intervals unreliable.",),
-            more,
-            numbers,
-        )
-    if numbers["error"] > SMALL_ERROR:
-        return Light(
-            "amber", (f"{reason}: means are good, standard deviations imprecise.",), more, numbers
-        )
-    return Light("green", (f"{reason}.",), "", numbers)
+    elif effective < MIN_EFFECTIVE:
+        reason += ": standard deviations are imprecise, intervals unreliable."
+    elif numbers["error"] > SMALL_ERROR:
+        status, reason = "amber", f"{reason}: means are good, standard deviations imprecise."
+    else:
+        status, reason, advice = "green", f"{reason}.", ""
+    return Light(status, (reason,), advice, numbers)
 
 
 def _modes_light(attrs: dict[str, Any]) -> Light:

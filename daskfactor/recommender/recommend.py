@@ -18,22 +18,21 @@ from daskfactor.checks import (
     whole_number,
 )
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.files import open_input, reopen
 from daskfactor.data.grid import Block
 from daskfactor.data.long_tables import UnclearTableError
+from daskfactor.data.opening import open_source, reopen
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.statistics import stored_cells
 from daskfactor.data.storage import ArrayFile
-from daskfactor.data.store import is_blocked_store
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
+from daskfactor.recommender.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
 from daskfactor.results.predict import with_new
-from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
 from daskfactor.results.schema import tree_of
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, Trace, as_draws, factors_of, reads_in_threads
+from daskfactor.results.trace import Run, Trace, factors_of, reads_in_threads
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -191,7 +190,7 @@ class RankingRequest(NamedTuple):
 
 
 def _ranking_request(trace: Any, rows: Any, columns: Any) -> RankingRequest:
-    original = run = as_draws(trace, "a ranking")
+    original = run = Run.of(trace, "a ranking", point=True)
     run.require_matrix("recommend")
     if isinstance(rows, xr.DataArray) and "component" in rows.dims:
         run, rows = with_new(*_with_same_draws(run, rows))
@@ -292,13 +291,12 @@ def _opened(exclude: Any) -> BlockedData:
 
     A table of three columns has a line for each cell.
     """
-    sparse = is_blocked_store(exclude)
     try:
-        source = exclude if sparse else open_input(exclude)
+        source = open_source(exclude)
     except UnclearTableError:
-        source = open_input(exclude, ReadOptions(table=True))
-    missing = sparse or source.is_sparse
-    return as_blocks(source, unstored="missing" if missing else None, allow_empty=True)
+        source = open_source(exclude, ReadOptions(table=True))
+    unstored = "missing" if source.is_sparse else None
+    return as_blocks(source, unstored=unstored, allow_empty=True)
 
 
 def _positions(data: BlockedData, side: int, at: xr.DataArray, shape: tuple[int, int]) -> Ints:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.storage import ArrayFile
 from daskfactor.machine import single_threaded_blas
-from daskfactor.results import best_entries as kernels
+from daskfactor.recommender import best_entries as kernels
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
