@@ -384,18 +384,24 @@ class ClusterExecutor(Executor):
     def _segment(self, work: Work, state: RemoteState) -> RemoteState:
         """Run a plan once on the workers' bands; the input state must not be used again."""
 
+    def _submit_each(
+        self, name: str, task: Callable[..., Any], jobs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Submit a task to each worker, with its job; return the futures."""
+        return [
+            self.submit(name, task, pack(job), workers=[address], priority=10)
+            for address, job in jobs.items()
+        ]
+
     def call(self, task: Callable[..., T], jobs: Mapping[str, Any]) -> dict[str, T]:
         """Run a task on each worker, with its job; return the results by address."""
-        futures = []
-        try:
-            with self._as_state_lost():
-                for address, job in jobs.items():
-                    where = {"workers": [address], "priority": 10}
-                    futures.append(self.submit("each-band", task, pack(job), **where))
+        with self._as_state_lost():
+            futures = self._submit_each("each-band", task, jobs)
+            try:
                 results = self.results(futures, Attempt("call with bands"))
-        finally:
-            for future in futures:
-                future.release()
+            finally:
+                for future in futures:
+                    future.release()
         return dict(zip(jobs, results, strict=True))
 
     def make_parts(
@@ -407,12 +413,8 @@ class ClusterExecutor(Executor):
         check: Callable[[], None] = ignore,
     ) -> list[tuple[WorkerReport, PartRef]]:
         """Run a task on each worker, with its job; return reports and the parts that stay there."""
-        where = [{"workers": [address], "priority": 10} for address in jobs]
         with self._as_state_lost():
-            futures = [
-                self.submit(name, task, pack(job), **options)
-                for job, options in zip(jobs.values(), where, strict=True)
-            ]
+            futures = self._submit_each(name, task, jobs)
             return self.parts_of(futures, attempt or Attempt("call with bands"), check)
 
     def parts_of(
@@ -427,7 +429,7 @@ class ClusterExecutor(Executor):
             check()
 
         try:
-            made = self.results(reports, attempt, check_parts)
+            outcomes = self.results(reports, attempt, check_parts)
         except BaseException:
             for future in futures:
                 future.release()
@@ -437,9 +439,9 @@ class ClusterExecutor(Executor):
                 future.release()
         parts = [
             self.state_client.refer(future, report.address)
-            for future, report in zip(futures, made, strict=True)
+            for future, report in zip(futures, outcomes, strict=True)
         ]
-        return list(zip(made, parts, strict=True))
+        return list(zip(outcomes, parts, strict=True))
 
     @contextmanager
     def _as_state_lost(self) -> Iterator[None]:
@@ -833,9 +835,9 @@ class ClusterTasksExecutor(ClusterExecutor):
                         raise SegmentLost("a worker with bands was lost")
                     work.on_done(done + sum(attempt.done.values()))
 
-                made = self.parts_of(stored, attempt, check)
+                outcomes = self.parts_of(stored, attempt, check)
             finally:
                 for future in futures:
                     future.release()
-        self.report.busy_seconds += sum(report.busy for report, _ in made)
-        return state.with_reports(made)
+        self.report.busy_seconds += sum(report.busy for report, _ in outcomes)
+        return state.with_reports(outcomes)

@@ -495,5 +495,5 @@ class WorkerStateClient:
             address: CallJob(patience, ignore, [], state.carried(address, lambda key: False))
             for address in sorted(addresses)
         }
-        for made in self.executor.make_parts("drop-draws", call_with_bands, jobs):
-            state.add_report(*made)
+        for outcome in self.executor.make_parts("drop-draws", call_with_bands, jobs):
+            state.add_report(*outcome)

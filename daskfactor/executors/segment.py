@@ -32,6 +32,7 @@ from daskfactor.data.grid import BlockAddress, block_at
 from daskfactor.executors.base import (
     ProgressReporter,
     SegmentLost,
+    StateLost,
     Work,
     local_workspace,
     run_operation,
@@ -49,13 +50,16 @@ from daskfactor.executors.state import (
     without_records,
 )
 from daskfactor.executors.store import (
+    MAX_MESSAGE_BYTES,
     ArrayRequest,
     Carried,
     Key,
     StatePart,
     fetch_arrays,
     make_part,
-    send_arrays,
+    part_of,
+    rows_of,
+    size_of,
     unpack,
     writable,
 )
@@ -152,8 +156,19 @@ class RingWorkerPlugin(WorkerPlugin):
         return True
 
     async def send_arrays(self, requests: bytes) -> dict[str, Any]:
-        """Answer a request for arrays of parts (a handler of the worker)."""
-        return await send_arrays(self.worker, requests)
+        """Answer a request with as many arrays as fit a message (a handler of the worker)."""
+        values, size = list[Any](), 0
+        for key, part, rows in pickle.loads(requests):
+            try:
+                values.append(rows_of(part_of(self.worker, part).arrays[key], rows))
+            except StateLost as error:
+                return {"lost": str(error)}
+            size += size_of(values[-1])
+            if size > MAX_MESSAGE_BYTES:
+                break
+        loop = asyncio.get_running_loop()
+        frames = await loop.run_in_executor(self.pool, _pickled, values)
+        return {"bands": [Serialize(frame) for frame in frames]}  # type: ignore[no-untyped-call]
 
     def send(self, segment: "SegmentRun", address: str, message: BandMessage) -> None:
         """Send a message to another worker of an attempt without waiting, from any thread.
@@ -178,6 +193,10 @@ class RingWorkerPlugin(WorkerPlugin):
                     await asyncio.sleep(RETRY_SECONDS)
         except Exception as error:  # noqa: BLE001  # the client decides whether to repeat
             segment.abort(f"{address} cannot be reached: {type(error).__name__}: {error}")
+
+
+def _pickled(values: Sequence[Any]) -> list[bytes]:
+    return [pickle.dumps(value, protocol=5) for value in values]
 
 
 GIVEN_UP = "the client has given this attempt up"

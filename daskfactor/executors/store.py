@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 from distributed import get_worker
-from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
 from daskfactor.errors import StoreError
@@ -170,22 +169,6 @@ def part_of(worker: Any, key: str) -> StatePart:
 # -- arrays of parts -------------------------------------------------------------------------
 
 
-async def send_arrays(worker: Any, requests: bytes) -> dict[str, Any]:
-    """Answer a request with as many arrays as fit a message (a handler of a worker)."""
-    values, size = [], 0
-    for key, part, rows in pickle.loads(requests):
-        try:
-            values.append(_rows_of(part_of(worker, part).arrays[key], rows))
-        except StateLost as error:
-            return {"lost": str(error)}
-        size += size_of(values[-1])
-        if size > MAX_MESSAGE_BYTES:
-            break
-    loop = asyncio.get_running_loop()
-    frames = await loop.run_in_executor(None, lambda: [pickle.dumps(v, 5) for v in values])
-    return {"bands": [Serialize(frame) for frame in frames]}  # type: ignore[no-untyped-call]
-
-
 def fetch_arrays(
     requests: Iterable[ArrayRequest],
     patience: float,
@@ -204,7 +187,7 @@ def fetch_arrays(
         if request.address != worker.address:
             remote.setdefault(request.address, []).append(request)
             continue
-        value = _rows_of(part_of(worker, request.part).arrays[request.key], request.rows)
+        value = rows_of(part_of(worker, request.part).arrays[request.key], request.rows)
         arrays[request.key] = value.copy() if request.changes else value
 
     async def ask(address: str, needed: Sequence[ArrayRequest]) -> None:
@@ -247,7 +230,7 @@ def writable(value: Any) -> Any:
     return value
 
 
-def _rows_of(value: Any, rows: Any) -> Any:
+def rows_of(value: Any, rows: Any) -> Any:
     """Return some rows of an array, or of a band's values; the value itself for None."""
     if rows is None:
         return value
@@ -324,8 +307,8 @@ def read_arrays(packed: NDArray[np.uint8]) -> list[Any]:
     """Return copies of arrays for the client (a task)."""
     requests: list[ArrayRequest] = unpack(packed)
     worker = get_worker()
-    found = ((part_of(worker, r.part).arrays[r.key], r.rows) for r in requests)
-    return [_rows_of(value, rows).copy() for value, rows in found]
+    sources = ((part_of(worker, r.part).arrays[r.key], r.rows) for r in requests)
+    return [rows_of(value, rows).copy() for value, rows in sources]
 
 
 @dataclass
@@ -415,7 +398,7 @@ def write_results(packed: NDArray[np.uint8]) -> Any:
             job.writer.write(piece.path, piece.region, values)
         if job.saved:
             arrays = fetch(list(job.saved.values()))
-            saved = {n: _rows_of(arrays[r.key], slice(None)) for n, r in job.saved.items()}
+            saved = {n: rows_of(arrays[r.key], slice(None)) for n, r in job.saved.items()}
             job.writer.save(job.name, saved)
         job.writer.store.flush()
     return job.writer
@@ -452,10 +435,10 @@ def call_with_bands(packed: NDArray[np.uint8]) -> StatePart:
             same = {k.name for k, old in before.items() if _identical(values.get(k.name), old)}
             has_changed |= len(same) != len(before) or len(values) != len(before)
             # Unchanged arrays share their memory with the part before.
-            kept = {k.name: old for k, old in before.items() if k.name in same}
-            values = {"": band.values, **band.arrays} | kept
+            unchanged = {k.name: old for k, old in before.items() if k.name in same}
+            values = {"": band.values, **band.arrays} | unchanged
             if "" in same:
-                values[""] = kept[""].values
+                values[""] = unchanged[""].values
             portion.bands[at] = FactorBand(band.offset, values.pop(""), values, band.counts)
     if job.bands and not has_changed:
         return StatePart({}, report)
