@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,16 +37,24 @@ from daskfactor.executors.base import (
     T,
     WaitTimer,
     Work,
+    ignore,
     local_workspace,
 )
 from daskfactor.executors.connection import ANSWERS_WITHIN
-from daskfactor.executors.remote_state import RemoteState, WorkerStateClient, graph_sources
-from daskfactor.executors.segment import RingWorkerPlugin
+from daskfactor.executors.remote_state import (
+    PartRef,
+    RemoteState,
+    WorkerStateClient,
+    graph_sources,
+)
+from daskfactor.executors.segment import PLUGIN, RingWorkerPlugin
 from daskfactor.executors.state import CELLS, ChainState, FactorBand
 from daskfactor.executors.store import (
-    PLUGIN,
+    StatePart,
+    WorkerReport,
     pack,
     read_portion,
+    report_of,
     store_portion,
     unpack,
 )
@@ -280,7 +288,6 @@ class ClusterExecutor(Executor):
                 self._ready |= self.responding_workers(_has_plugin, new, limit)
             members = {address: workers[address] for address in sorted(self._ready)}
             if members:
-                self.state_client.anchor(members, renew=recheck)
                 return members
             if waited.seconds() > self.patience.workers:
                 raise EngineError(
@@ -313,7 +320,9 @@ class ClusterExecutor(Executor):
             return self._distribute(state)
 
     def _distribute(self, state: ChainState) -> RemoteState:
-        remote = self.state_client.distribute(state.bands(), self._owners(state.blocks))
+        owners, factors = self._owners(state.blocks), state.factors
+        band = lambda factor, number: factors[factor][number]  # noqa: E731
+        remote = self.state_client.distribute(band, owners, len(factors))
         if state.cells:
             remote.cells = state.cells
         remote.evaluations = list(state.evaluations)
@@ -337,8 +346,7 @@ class ClusterExecutor(Executor):
             owners = self._owners(blocks)
             if self.can_write(shared, sorted(set(owners))):
                 return self.state_client.read(band, owners, factors)
-            keys = itertools.product(range(factors), range(blocks))
-            return self.state_client.distribute(itertools.starmap(band, keys), owners)
+            return self.state_client.distribute(band, owners, factors)
 
     def can_write(self, folder: Path | bool, addresses: Sequence[str]) -> bool:
         """Check whether workers can write to a folder of this process; return a bool as it is."""
@@ -376,30 +384,64 @@ class ClusterExecutor(Executor):
     def _segment(self, work: Work, state: RemoteState) -> RemoteState:
         """Run a plan once on the workers' bands; the input state must not be used again."""
 
+    def _submit_each(
+        self, name: str, task: Callable[..., Any], jobs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Submit a task to each worker, with its job; return the futures."""
+        return [
+            self.submit(name, task, pack(job), workers=[address], priority=10)
+            for address, job in jobs.items()
+        ]
+
     def call(self, task: Callable[..., T], jobs: Mapping[str, Any]) -> dict[str, T]:
         """Run a task on each worker, with its job; return the results by address."""
-        futures = []
-        try:
-            with self._as_state_lost():
-                for address, job in jobs.items():
-                    where = {"workers": [address], "priority": 10}
-                    futures.append(self.submit("each-band", task, pack(job), **where))
+        with self._as_state_lost():
+            futures = self._submit_each("each-band", task, jobs)
+            try:
                 results = self.results(futures, Attempt("call with bands"))
-        finally:
-            for future in futures:
-                future.release()
+            finally:
+                for future in futures:
+                    future.release()
         return dict(zip(jobs, results, strict=True))
 
-    def wait_for(self, ask: Callable[[str], Awaitable[T]], addresses: Sequence[str]) -> list[T]:
-        """Send requests to workers in parallel and return their answers."""
-
-        async def ask_all() -> list[T]:
-            return await asyncio.gather(*map(ask, addresses))
-
-        if not addresses:
-            return []
+    def make_parts(
+        self,
+        name: str,
+        task: Callable[..., StatePart],
+        jobs: Mapping[str, Any],
+        attempt: Attempt | None = None,
+        check: Callable[[], None] = ignore,
+    ) -> list[tuple[WorkerReport, PartRef]]:
+        """Run a task on each worker, with its job; return reports and the parts that stay there."""
         with self._as_state_lost():
-            return self._await(ask_all(), Attempt("transfer of bands"), None)
+            futures = self._submit_each(name, task, jobs)
+            return self.parts_of(futures, attempt or Attempt("call with bands"), check)
+
+    def parts_of(
+        self, futures: Sequence[Any], attempt: Attempt, check: Callable[[], None] = ignore
+    ) -> list[tuple[WorkerReport, PartRef]]:
+        """Return the reports of parts that tasks make, and references to the parts."""
+        reports = [self.submit("report", report_of, future, priority=10) for future in futures]
+
+        def check_parts() -> None:
+            if any(future.cancelled() for future in futures):
+                raise SegmentLost("a worker was lost")
+            check()
+
+        try:
+            outcomes = self.results(reports, attempt, check_parts)
+        except BaseException:
+            for future in futures:
+                future.release()
+            raise
+        finally:
+            for future in reports:
+                future.release()
+        parts = [
+            self.state_client.refer(future, report.address)
+            for future, report in zip(futures, outcomes, strict=True)
+        ]
+        return list(zip(outcomes, parts, strict=True))
 
     @contextmanager
     def _as_state_lost(self) -> Iterator[None]:
@@ -749,7 +791,7 @@ class ClusterTasksExecutor(ClusterExecutor):
     ) -> RemoteState:
         """Run one graph; return the state that its last tasks have stored on the workers."""
         size, token = work.plan[0].size, f"-{uuid.uuid4().hex}"
-        members, version = list(self.members()), self.state_client.next_version()
+        members, version = list(self.members()), next(self.state_client.versions)
         futures: list[Any] = []
 
         def send(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -775,10 +817,12 @@ class ClusterTasksExecutor(ClusterExecutor):
                     portions = self.client.get(graph, keys, sync=False)
                 futures.extend(portions)
                 by_key = dict(zip(keys, portions, strict=True))
-                token, parts = self.state_client.token, (*range(state.n_factors), CELLS)
-                where = {"workers": members, "priority": 10}
+                parts, where = (
+                    (*range(state.n_factors), CELLS),
+                    {"workers": members, "priority": 10},
+                )
                 stored = [
-                    send("leave-bands", store_portion, token, version, part, by_key[key], **where)
+                    self.submit("leave-bands", store_portion, version, part, by_key[key], **where)
                     for part, part_keys in zip(parts, outputs, strict=True)
                     for key in part_keys
                     if key in by_key
@@ -791,9 +835,9 @@ class ClusterTasksExecutor(ClusterExecutor):
                         raise SegmentLost("a worker with bands was lost")
                     work.on_done(done + sum(attempt.done.values()))
 
-                reports = self.results(stored, attempt, check)
+                outcomes = self.parts_of(stored, attempt, check)
             finally:
                 for future in futures:
                     future.release()
-        self.report.busy_seconds += sum(report.busy for report in reports)
-        return state.with_reports(reports, version)
+        self.report.busy_seconds += sum(report.busy for report, _ in outcomes)
+        return state.with_reports(outcomes)

@@ -1,20 +1,15 @@
-"""State of a chain whose bands stay on the workers of a cluster, and the client of their stores."""
+"""State of a chain whose bands stay on the workers of a cluster, and how the client changes it."""
 
 import contextlib
 import itertools
-import pickle
-import threading
 import uuid
-from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from distributed.protocol.serialize import Serialize
+from weakref import WeakSet
 
 from daskfactor.data.grid import BlockAddress
 from daskfactor.errors import EngineError
-from daskfactor.executors.base import StateLost, WaitTimer
+from daskfactor.executors.base import StateLost, WaitTimer, ignore
 from daskfactor.executors.state import (
     CELLS,
     Array,
@@ -27,23 +22,22 @@ from daskfactor.executors.state import (
     without_records,
 )
 from daskfactor.executors.store import (
-    ANCHOR_PREFIX,
     MAX_MESSAGE_BYTES,
     ArrayRequest,
-    ArrayVersion,
     CallJob,
+    Carried,
     Key,
-    Mode,
     PortionRequest,
     ReadJob,
     Shape,
+    StatePart,
     WorkerReport,
     WriteJob,
-    ask_for,
     call_with_bands,
-    draw_name,
+    read_arrays,
     read_bands,
     shape_of,
+    writable,
     write_results,
 )
 from daskfactor.executors.tasks import input_key, super_block
@@ -57,54 +51,44 @@ START_SECONDS = 10.0
 """Seconds that a worker may take to accept data while it starts or ends."""
 
 
-class ArrayRef:
-    """Reference to a version of an array on workers, which drop it when no state refers to it.
+class PartRef(NamedTuple):
+    """Future of a part on the worker with an address; Dask drops the part with its last future."""
 
-    ``shared`` is True if several states refer to the version, which must not be changed then.
-    """
+    future: Any
+    address: str
 
-    __slots__ = ("addresses", "key", "queue", "shared", "version")
 
-    def __init__(
-        self, queue: "ReleaseQueue", key: Key, version: int, addresses: tuple[str, ...]
-    ) -> None:
-        self.queue, self.key, self.version, self.addresses = queue, key, version, addresses
-        self.shared = False
+class ArrayRef(NamedTuple):
+    """Reference to an array of a part."""
 
-    def __del__(self) -> None:
-        self.queue.release(self.addresses, (self.key, self.version))
+    key: Key
+    part: PartRef
 
     @property
-    def name(self) -> ArrayVersion:
-        return self.key, self.version
+    def address(self) -> str:
+        """Address of the worker that has the array."""
+        return self.part.address
 
-    def request(self, mode: Mode) -> ArrayRequest:
-        """Return a request for the version."""
-        return ArrayRequest(self.key, self.version, self.addresses, mode)
-
-
-class RecordedDraw(NamedTuple):
-    """Reference to a draw; sorted by the version, position and number of its record."""
-
-    version: int
-    position: int
-    number: int
-    ref: ArrayRef
+    def request(self, changes: bool = False) -> ArrayRequest:
+        """Return a request for the array."""
+        return ArrayRequest(self.key, self.part.future.key, self.address, changes)
 
 
 class RemoteState(ChainState):
-    """`ChainState` whose bands are in the stores of workers.
+    """`ChainState` whose bands are in parts on workers.
 
     Attributes
     ----------
     state_client
-        Client of the stores.
+        Client of the workers' parts.
     arrays
         References to the arrays of each band; ``""`` is the band with its values.
     monitored
         References to monitored cells.
-    shapes, counters, recorded_sums, draws
-        Shapes, counters, recorded sums, and sorted references to draws of each band.
+    draws
+        References to the draws of each band, by plan, position in it, and number there.
+    shapes, counters, recorded_sums
+        Shapes, counters, and recorded sums of each band.
     """
 
     __slots__ = (
@@ -122,10 +106,10 @@ class RemoteState(ChainState):
         self.state_client = state_client
         self.arrays: dict[Band, dict[str, ArrayRef]] = {}
         self.monitored: dict[BlockAddress, ArrayRef] = {}
+        self.draws: dict[Band, dict[Any, ArrayRef]] = {}
         self.shapes: dict[Band, Shape] = {}
         self.counters: dict[Band, dict[str, int]] = {}
         self.recorded_sums: dict[Band, dict[Any, Any]] = {}
-        self.draws: dict[Band, list[RecordedDraw]] = {}
         self.evaluations = []
         self._cells: dict[BlockAddress, BlockCells] | None = None
 
@@ -173,30 +157,26 @@ class RemoteState(ChainState):
         self.evaluations = after.evaluations
 
     def refs(self) -> Iterator[ArrayRef]:
-        """Yield the references to all arrays and monitored cells."""
-        for refs in self.arrays.values():
-            yield from refs.values()
+        """Yield the references to all arrays, draws and monitored cells."""
+        for band_refs in (*self.arrays.values(), *self.draws.values()):
+            yield from band_refs.values()
         yield from self.monitored.values()
 
     def copy(self) -> "RemoteState":
-        """Return a state with the same versions; a change of either creates a new version."""
-        for ref in self.refs():
-            ref.shared = True
-        return self._shallow_copy()
-
-    def _shallow_copy(self) -> "RemoteState":
+        """Return a state with the same parts, which are never changed."""
         copy = RemoteState(self.state_client)
         copy.arrays = {band: dict(refs) for band, refs in self.arrays.items()}
         copy.monitored, copy._cells = dict(self.monitored), self._cells
         copy.shapes, copy.counters = dict(self.shapes), dict(self.counters)
         copy.recorded_sums = {band: dict(values) for band, values in self.recorded_sums.items()}
-        copy.draws = {band: list(values) for band, values in self.draws.items()}
+        copy.draws = {band: dict(refs) for band, refs in self.draws.items()}
         copy.evaluations = list(self.evaluations)
         return copy
 
     def clear_records(self) -> None:
         """Drop the draws, sums and evaluations of the segment."""
-        self.draws.clear()
+        if self.draws:
+            self.state_client.drop_draws(self)
         self.recorded_sums.clear()
         self.evaluations.clear()
 
@@ -223,14 +203,14 @@ class RemoteState(ChainState):
             kind = piece.factor, piece.name, piece.draws
             if kind not in sources:
                 bands = self._sources(piece)
-                requests = [[ref.request(Mode.READ) for ref in refs] for refs in bands]
+                requests = [[ref.request() for ref in refs] for refs in bands]
                 sources[kind] = self._spans(piece.factor), requests
             spans, requests = sources[kind]
             # On a permuted grid only the worker computes which bands have rows of the piece.
             candidates = requests[0]
             if piece.grid_rows is None:
                 candidates = [request for request, *_ in piece.parts_of(spans, requests)]
-            address = candidates[number % len(candidates)].addresses[0]
+            address = candidates[number % len(candidates)].address
             jobs.setdefault(address, []).append((piece, spans, requests))
         pieces_of = {address: {"pieces": job} for address, job in jobs.items()}
         self.state_client.write_results(checkpoints, pieces_of)
@@ -241,7 +221,7 @@ class RemoteState(ChainState):
             return super().save(checkpoints, name)
         requests: dict[str, dict[str, ArrayRequest]] = {}
         for key, ref in self._sources_by_name(name).items():
-            requests.setdefault(ref.addresses[0], {})[key] = ref.request(Mode.READ)
+            requests.setdefault(ref.address, {})[key] = ref.request()
         part = name.replace("/", "-")
         jobs = {
             address: {"name": f"{part}-{number}", "saved": saved}
@@ -258,93 +238,92 @@ class RemoteState(ChainState):
         return self.arrays[factor, number]
 
     def _draw(self, factor: int, number: int, draw: int) -> ArrayRef:
-        return self.draws[factor, number][draw].ref
+        return self._draws_of((factor, number))[draw]
+
+    def _draws_of(self, band: Band) -> list[ArrayRef]:
+        """Return the references to a band's draws in their order."""
+        return [ref for _, ref in sorted(self.draws.get(band, {}).items())]
 
     def _fetch(
         self, sources: Sequence[ArrayRef], rows: Sequence[Any]
     ) -> Iterator[tuple[int, Array]]:
-        return self.state_client.fetch(sources, rows)
+        sizes = [self.shapes.get(ref.key[:2], (0, 0, 0))[2] for ref in sources]
+        return self.state_client.fetch(sources, rows, sizes)
 
     @property
     def cells(self) -> dict[BlockAddress, BlockCells]:
         """Monitored cells, fetched at the first access."""
         if self._cells is None:
-            values = dict(self.state_client.fetch(list(self.monitored.values())))
+            refs = list(self.monitored.values())
+            values: dict[int, Any] = dict(self._fetch(refs, [None] * len(refs)))
             self._cells = {block: values[n] for n, block in enumerate(self.monitored)}
         return self._cells
 
     @cells.setter
     def cells(self, cells: Mapping[BlockAddress, BlockCells]) -> None:
-        values = [
-            (Key(CELLS, block), block_cells, self.arrays[0, block[0]][""].addresses[0])
-            for block, block_cells in cells.items()
-        ]
-        refs = self.state_client.put(values)
-        self.monitored = {ref.key.number: ref for ref in refs}
+        parts: dict[str, dict[Key, Any]] = {}
+        for block, block_cells in cells.items():
+            address = self.arrays[0, block[0]][""].address
+            parts.setdefault(address, {})[Key(CELLS, block)] = block_cells
+        self.monitored = {}
+        for address, arrays in parts.items():
+            part = self.state_client.send_part(address, arrays)
+            self.monitored |= {key.number: ArrayRef(key, part) for key in arrays}
         self._cells = None
 
     def local(self) -> ChainState:
         """Return the state with all bands in this process."""
-        draws = {band: [draw.ref for draw in drawn] for band, drawn in self.draws.items()}
-        refs = [ref for band_refs in self.arrays.values() for ref in band_refs.values()]
-        refs += itertools.chain.from_iterable(draws.values())
-        values = {refs[n]: value for n, value in self._fetch(refs, [slice(None)] * len(refs))}
+        refs = [ref for ref in self.refs() if ref.key.factor != CELLS]
+        fetched = self._fetch(refs, [None] * len(refs))
+        values: dict[Key, Any] = {refs[n].key: value for n, value in fetched}
 
         def local_band(band: Band) -> FactorBand:
-            arrays = {name: values[ref] for name, ref in self.arrays[band].items()}
-            return FactorBand(
-                self.shapes[band][0],
-                arrays.pop(""),
-                arrays,
-                dict(self.counters[band]),
-                [values[ref] for ref in draws.get(band, ())],
-                dict(self.recorded_sums.get(band, {})),
-            )
+            named: dict[str, Any] = {
+                name: values[ref.key] for name, ref in self.arrays[band].items()
+            }
+            local: FactorBand = named.pop("")
+            local.arrays, local.counts = named, dict(self.counters[band])
+            local.draws = [values[ref.key] for ref in self._draws_of(band)]
+            local.sums = dict(self.recorded_sums.get(band, {}))
+            return local
 
         factors = [list(map(local_band, self.numbers(factor))) for factor in range(self.n_factors)]
         return ChainState(factors, dict(self.cells), list(self.evaluations))
 
     # -- results of segments ---------------------------------------------------------------
 
-    def with_reports(self, reports: Iterable[WorkerReport], version: int) -> "RemoteState":
-        """Return the state after a segment, from the reports of its workers."""
-        state, evaluations = self._shallow_copy(), list[Evaluation]()
-        for report in reports:
-            state.add_report(report, version)
+    def with_reports(self, reports: Iterable[tuple[WorkerReport, PartRef]]) -> "RemoteState":
+        """Return the state after a segment, from the reports of its workers and their parts."""
+        state, evaluations = self.copy(), list[Evaluation]()
+        state._cells = None
+        for report, part in reports:
+            state.add_report(report, part)
             evaluations += report.evaluations
         state.add_evaluations(evaluations)
         return state
 
-    def add_report(self, report: WorkerReport, version: int) -> None:
-        """Refer to the arrays that a worker has stored."""
-        for key, replica_version in report.replicas:
-            ref = self._ref(key)
-            if ref is None or ref.version != replica_version:
-                continue
-            if report.address not in ref.addresses:
-                ref.addresses += (report.address,)
-        draws = {}
+    def add_report(self, report: WorkerReport, part: PartRef) -> None:
+        """Refer to the arrays of a new part."""
         for key in report.stored:
-            ref = ArrayRef(self.state_client.release_queue, key, version, (report.address,))
+            ref, band = ArrayRef(key, part), key[:2]
             if key.factor == CELLS:
-                self.monitored[key.number], self._cells = ref, None
-            elif key.name.startswith("draw-"):
-                draws[key] = ref
+                self.monitored[key.number] = ref
+            elif isinstance(key.name, tuple):
+                self.draws.setdefault(band, {})[key.name] = ref
             else:
-                self.arrays.setdefault(key[:2], {})[key.name] = ref
+                self.arrays.setdefault(band, {})[key.name] = ref
         self.shapes.update(report.shapes)
         self.counters.update(report.counts)
-        for band, position, sums, count in report.records:
-            self.recorded_sums.setdefault(band, {}).update(sums)
-            band_draws = self.draws.setdefault(band, [])
-            for number in range(count):
-                ref = draws[Key(*band, draw_name(position, number))]
-                insort(band_draws, RecordedDraw(version, position, number, ref))
+        for at, sums in report.sums:
+            self.recorded_sums.setdefault(at, {}).update(sums)
 
-    def _ref(self, key: Key) -> ArrayRef | None:
-        if key.factor == CELLS:
-            return self.monitored.get(key.number)
-        return self.arrays[key[:2]].get(key.name)
+    def carried(self, address: str, replaced: Callable[[Key], bool]) -> Carried:
+        """Return the arrays on a worker that its next part keeps: all that are not replaced."""
+        carried = Carried()
+        for ref in self.refs():
+            if ref.address == address and not replaced(ref.key):
+                carried.keys.setdefault(ref.part.future.key, []).append(ref.key)
+        return carried
 
     @property
     def widest(self) -> int:
@@ -353,11 +332,9 @@ class RemoteState(ChainState):
 
     def request(self, key: Key, changes: bool) -> ArrayRequest:
         """Return a worker's request for an array in a segment, which may change it or not."""
-        ref = self._ref(key)
-        assert ref is not None
-        if not changes:
-            return ref.request(Mode.READ)
-        return ref.request(Mode.COPY if ref.shared else Mode.TAKE)
+        if key.factor == CELLS:
+            return self.monitored[key.number].request(changes)
+        return self.arrays[key[:2]][key.name].request(changes)
 
 
 def graph_sources(state: RemoteState, size: int) -> dict[Any, PortionRequest]:
@@ -371,60 +348,32 @@ def graph_sources(state: RemoteState, size: int) -> dict[Any, PortionRequest]:
     return {key: state.state_client.portion_request(refs) for key, refs in inputs.items()}
 
 
-class ReleaseQueue:
-    """Queue of unreferenced versions that the stores of workers are still to drop."""
-
-    def __init__(self) -> None:
-        self.pending: deque[tuple[tuple[str, ...], ArrayVersion]] = deque()
-        self.on_release: Callable[[], None] | None = None
-
-    def release(self, addresses: tuple[str, ...], name: ArrayVersion) -> None:
-        """Add a version to the queue, from any thread."""
-        if self.on_release is not None and addresses:
-            self.pending.append((addresses, name))
-            self.on_release()
-
-
 class WorkerStateClient:
-    """Client of the stores of band arrays on the workers, for one executor."""
+    """Client of the parts of states on the workers, for one executor."""
 
     def __init__(self, executor: "ClusterExecutor") -> None:
         self.executor, self.client = executor, executor.client
-        self.token, self.release_queue = uuid.uuid4().hex, ReleaseQueue()
         self.versions = itertools.count()
-        self._anchors: dict[str, Any] = {}
-        self._numbers = itertools.count()
-        self._direct: bool | None = None
-        self._dropping = threading.Event()
+        self._futures: WeakSet[Any] = WeakSet()
 
-    def next_version(self) -> int:
-        """Return a new version number."""
-        return next(self.versions)
+    def refer(self, future: Any, address: str) -> PartRef:
+        """Return a reference to a part on a worker."""
+        self._futures.add(future)
+        return PartRef(future, address)
 
-    # -- workers -------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Release all parts, also those of states that still exist."""
+        for future in self._futures:
+            with contextlib.suppress(Exception):  # the client may have been closed already
+                future.release()
 
-    def anchor(self, addresses: Iterable[str], renew: bool = False) -> None:
-        """Scatter a key to each worker, which stores bands as long as it has the key.
-
-        ``renew`` scatters all keys again: after a loss the scheduler may have lost them.
-        """
-        self.release_queue.on_release = self._schedule_drop
-        before, self._anchors = self._anchors, {}
-        for address in sorted(addresses):
-            if address in before and not renew:
-                self._anchors[address] = before.pop(address)
-                continue
-            self._anchors[address] = self._anchored(address)
-        _release(before.values())
-
-    def _anchored(self, address: str) -> Any:
-        """Scatter a key to a worker, for which Dask waits until the worker is not paused."""
-        key, waited = f"{ANCHOR_PREFIX}{self.token}-{next(self._numbers)}", WaitTimer()
+    def send_part(self, address: str, arrays: dict[Key, Any]) -> PartRef:
+        """Send a part to a worker, for which Dask waits until the worker is not paused."""
+        key, waited = f"state-{uuid.uuid4().hex}", WaitTimer()
+        data, options = {key: StatePart(arrays)}, {"workers": [address], "hash": False}
         while True:
             try:
-                return self.client.scatter({key: b""}, workers=[address], hash=False, timeout=1)[
-                    key
-                ]
+                return self.refer(self.client.scatter(data, timeout=1, **options)[key], address)
             except KeyError as error:
                 raise StateLost(f"lost worker {address}") from error
             except TimeoutError:
@@ -433,162 +382,66 @@ class WorkerStateClient:
                     self.executor.check_paused([address])
                     raise
 
-    def close(self) -> None:
-        """Release all bands on all workers."""
-        self.release_queue.on_release = None
-        self.release_queue.pending.clear()
-        _release(self._anchors.values())
-        self._anchors.clear()
-
-    # -- messages --------------------------------------------------------------------------------
-
-    async def _ask(self, address: str, op: str, **message: Any) -> Any:
-        """Send a message to a worker's store, through the scheduler if it cannot be reached."""
-        if address not in self._anchors:
-            raise StateLost(f"lost worker {address}")
-        if self._direct is not False:
-            try:
-                answer = await getattr(self.client.rpc(address), op)(token=self.token, **message)
-            except OSError:
-                if self._direct:
-                    raise
-                self._direct = False
-            else:
-                self._direct = True
-                return answer
-        message = {"op": op, "token": self.token, **message}
-        options = {"workers": [address], "on_error": "ignore"}
-        answers = await self.client.scheduler.broadcast(msg=message, **options)
-        if address not in answers:
-            raise StateLost(f"worker {address} does not answer")
-        return answers[address]
-
-    def _schedule_drop(self) -> None:
-        """Schedule the messages that make stores drop the queued versions."""
-        if not self._dropping.is_set() and self.client.status == "running":
-            self._dropping.set()
-            self.client.loop.add_callback(self._drop)
-
-    async def _drop(self) -> None:
-        self._dropping.clear()
-        names: dict[str, list[ArrayVersion]] = {}
-        while self.release_queue.pending:
-            addresses, name = self.release_queue.pending.popleft()
-            for address in addresses:
-                names.setdefault(address, []).append(name)
-        for address, versions in names.items():
-            with contextlib.suppress(OSError, StateLost):  # a worker that has gone has none
-                await self._ask(address, "daskfactor_drop", names=pickle.dumps(versions))
-
-    def put(self, values: Iterable[tuple[Key, Any, str]]) -> list[ArrayRef]:
-        """Send arrays to the workers of their addresses, in messages of limited size."""
-        version, refs = next(self.versions), []
-        pending: dict[str, list[tuple[Key, bytes]]] = {}
-
-        async def send(address: str) -> None:
-            batch = pending.pop(address)
-            names = pickle.dumps([(key, version) for key, _ in batch])
-            bands = [Serialize(raw) for _, raw in batch]  # type: ignore[no-untyped-call]
-            error = await self._ask(address, "daskfactor_put", names=names, bands=bands)
-            if error != "":
-                raise StateLost(error or f"worker {address} has come back without bands")
-
-        def flush(min_bytes: int) -> None:
-            sizes = {a: sum(len(raw) for _, raw in batch) for a, batch in pending.items()}
-            full = [address for address, size in sizes.items() if size >= min_bytes]
-            self.executor.wait_for(send, full)
-
-        for key, value, address in values:
-            pending.setdefault(address, []).append((key, pickle.dumps(value, protocol=5)))
-            refs.append(ArrayRef(self.release_queue, key, version, (address,)))
-            flush(MAX_MESSAGE_BYTES)
-        flush(0)
-        return refs
-
     def fetch(
-        self, refs: Sequence[ArrayRef], rows: Sequence[Any] = ()
+        self, refs: Sequence[ArrayRef], rows: Sequence[Any], sizes: Sequence[int]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield arrays with their positions in the list, fetched in messages of limited size.
+        """Yield rows of arrays with their positions in the list, a limited size at a time.
 
-        ``rows`` are the rows of each array; all rows by default.
+        ``sizes`` are the approximate bytes of the arrays.
         """
-        remaining: dict[str, list[int]] = {}
-        for number, ref in enumerate(refs):
-            remaining.setdefault(ref.addresses[0], []).append(number)
-
-        async def ask(address: str) -> list[Any]:
-            names = [(refs[n].name, rows[n] if rows else None) for n in remaining[address]]
-
-            async def get(**message: Any) -> Any:
-                message.pop("token")
-                return await self._ask(address, "daskfactor_get", **message)
-
-            return await ask_for(get, self.token, names)
-
-        while remaining:
-            addresses = list(remaining)
-            answers = self.executor.wait_for(ask, addresses)
-            for address, frames in zip(addresses, answers, strict=True):
-                for number, raw in zip(remaining[address], frames, strict=False):
-                    yield number, pickle.loads(raw)
-                del remaining[address][: len(frames)]
-                if not remaining[address]:
-                    del remaining[address]
+        jobs: dict[str, list[ArrayRequest]] = {}
+        numbers: dict[str, list[int]] = {}
+        size = 0
+        for n, ref in enumerate(refs):
+            jobs.setdefault(ref.address, []).append(ref.request()._replace(rows=rows[n]))
+            numbers.setdefault(ref.address, []).append(n)
+            size += sizes[n]
+            if size > MAX_MESSAGE_BYTES or n == len(refs) - 1:
+                for address, values in self.executor.call(read_arrays, jobs).items():
+                    yield from zip(numbers[address], map(writable, values), strict=True)
+                jobs, numbers, size = {}, {}, 0
 
     def portion_request(self, refs: Sequence[ArrayRef]) -> PortionRequest:
         """Return the request of a task for arrays, on the worker of the first one."""
-        address = refs[0].addresses[0]
-        requests = [
-            ref.request(Mode.READ if address in ref.addresses else Mode.COPY) for ref in refs
-        ]
-        return PortionRequest(self.token, address, self.executor.patience.stall, requests)
+        requests = [ref.request() for ref in refs]
+        return PortionRequest(refs[0].address, self.executor.patience.stall, requests)
 
     # -- states ------------------------------------------------------------------------------------
 
-    def distribute(self, bands: Iterable[FactorBand], owners: Sequence[str]) -> RemoteState:
-        """Send bands, rows first, to the workers that own their numbers.
-
-        ``bands`` is consumed while they are sent.
-        """
-        state, version = RemoteState(self), -1
-
-        def values() -> Iterator[tuple[Key, Any, str]]:
-            for position, band in enumerate(bands):
-                key = divmod(position, len(owners))
-                owner = owners[key[1]]
-                state.shapes[key] = shape_of(band)
-                state.counters[key] = dict(band.counts)
-                state.recorded_sums[key] = dict(band.sums)
-                yield Key(*key), without_records(band, ()), owner
-                for name, array in band.arrays.items():
-                    yield Key(*key, name), array, owner
-                for n, draw in enumerate(band.draws):
-                    yield Key(*key, draw_name(0, n)), draw, owner
-
-        for ref in self.put(values()):
-            band = ref.key[:2]
-            if ref.key.name.startswith("draw-"):
-                draws = state.draws.setdefault(band, [])
-                draws.append(RecordedDraw(version, 0, len(draws), ref))
-            else:
-                state.arrays.setdefault(band, {})[ref.key.name] = ref
+    def distribute(
+        self, band: Callable[[int, int], FactorBand], owners: Sequence[str], factors: int
+    ) -> RemoteState:
+        """Send the bands ``band(factor, number)`` to the workers that own their numbers."""
+        state = RemoteState(self)
+        for address in dict.fromkeys(owners):
+            numbers = [number for number, owner in enumerate(owners) if owner == address]
+            bands = {key: band(*key) for key in itertools.product(range(factors), numbers)}
+            arrays: dict[Key, Any] = {}
+            report = WorkerReport(address)
+            for key, own in bands.items():
+                report.shapes[key], report.counts[key] = shape_of(own), dict(own.counts)
+                report.sums.append((key, dict(own.sums)))
+                arrays[Key(*key)] = without_records(own, ())
+                arrays |= {Key(*key, name): array for name, array in own.arrays.items()}
+                arrays |= {Key(*key, (-1, 0, n)): draw for n, draw in enumerate(own.draws)}
+            report.stored = list(arrays)
+            state.add_report(report, self.send_part(address, arrays))
         return state
 
     def read(
         self, band: Callable[[int, int], FactorBand], owners: Sequence[str], factors: int
     ) -> RemoteState:
         """Return the state of bands that their owners read with ``band(factor, number)``."""
-        state, version, jobs = RemoteState(self), self.next_version(), dict[str, ReadJob]()
+        state, jobs = RemoteState(self), dict[str, ReadJob]()
         for number, owner in enumerate(owners):
-            job = jobs.setdefault(owner, ReadJob(self.token, version, band, factors))
-            job.numbers.append(number)
-        for report in self.executor.call(read_bands, jobs).values():
-            state.add_report(report, version)
+            jobs.setdefault(owner, ReadJob(band, factors)).numbers.append(number)
+        for report, part in self.executor.make_parts("each-band", read_bands, jobs):
+            state.add_report(report, part)
         return state
 
     def can_write(self, checkpoints: "Checkpoints") -> bool:
-        """Check whether all workers with bands can write to the store of a run."""
-        return self.executor.can_write(checkpoints.shared, sorted(self._anchors))
+        """Check whether all workers can write to the store of a run."""
+        return self.executor.can_write(checkpoints.shared, sorted(self.executor.members()))
 
     def write_results(
         self, checkpoints: "Checkpoints", jobs: Mapping[str, Mapping[str, Any]]
@@ -596,7 +449,7 @@ class WorkerStateClient:
         """Make workers write results or checkpoint arrays, which the next checkpoint includes."""
         patience = self.executor.patience.stall
         write_jobs = {
-            address: WriteJob(self.token, patience, checkpoints.writer(), **job)
+            address: WriteJob(patience, checkpoints.writer(), **job)
             for address, job in jobs.items()
         }
         checkpoints.add_parts(list(self.executor.call(write_results, write_jobs).values()))
@@ -609,38 +462,38 @@ class WorkerStateClient:
         args: Sequence[Sequence[Any]],
     ) -> list[Any]:
         """Call a function with bands on their workers; see `RemoteState.each`."""
-        bands, version = state.numbers(factor), next(self.versions)
+        bands, patience = state.numbers(factor), self.executor.patience.stall
+        called = set(bands)
+        jobs: dict[str, CallJob] = {}
         numbers: dict[str, list[int]] = {}
-        calls: dict[str, list[tuple[list[ArrayRequest], tuple[Any, ...]]]] = {}
+
+        def is_called(key: Key) -> bool:
+            return key[:2] in called and not isinstance(key.name, tuple)
+
         for number, (band, *items) in enumerate(zip(bands, *args, strict=True)):
-            refs = state.arrays[band]
-            address = refs[""].addresses[0]
-            modes = (
-                Mode.READ if ref.shared or ref.addresses != (address,) else Mode.TAKE
-                for ref in refs.values()
-            )
-            requests = [ref.request(mode) for ref, mode in zip(refs.values(), modes, strict=True)]
-            requests.sort(key=lambda request: request.key.name)  # the band itself first
+            refs = sorted(state.arrays[band].items())  # the band itself first
+            address = refs[0][1].address
+            if address not in jobs:
+                jobs[address] = CallJob(patience, function, [], state.carried(address, is_called))
+            jobs[address].bands.append(([ref.request() for _, ref in refs], tuple(items)))
             numbers.setdefault(address, []).append(number)
-            calls.setdefault(address, []).append((requests, tuple(items)))
-        patience = self.executor.patience.stall
-        jobs = {
-            address: CallJob(self.token, uuid.uuid4().hex, version, patience, function, band_calls)
-            for address, band_calls in calls.items()
-        }
-        answers = self.executor.call(call_with_bands, jobs)
-        results = [None] * len(bands)
-        for address, call_results in answers.items():
-            for number, call in zip(numbers[address], call_results, strict=True):
-                state.add_report(call.report, version)
-                refs = state.arrays[bands[number]]
-                for name in set(refs) - set(call.names):
-                    del refs[name]
-                results[number] = call.result
+        results: list[Any] = [None] * len(bands)
+        parts = self.executor.make_parts("each-band", call_with_bands, jobs)
+        for address, (report, part) in zip(jobs, parts, strict=True):
+            for number, result in zip(numbers[address], report.results, strict=True):
+                results[number] = result
+                if report.stored:
+                    state.arrays[bands[number]] = {}
+            state.add_report(report, part)
         return results
 
-
-def _release(futures: Iterable[Any]) -> None:
-    for future in futures:
-        with contextlib.suppress(Exception):  # the client may have been closed already
-            future.release()
+    def drop_draws(self, state: RemoteState) -> None:
+        """Drop all draws of a state, in place: parts without them take the place of its parts."""
+        addresses = {ref.address for refs in state.draws.values() for ref in refs.values()}
+        state.draws, patience = {}, self.executor.patience.stall
+        jobs = {
+            address: CallJob(patience, ignore, [], state.carried(address, lambda key: False))
+            for address in sorted(addresses)
+        }
+        for outcome in self.executor.make_parts("drop-draws", call_with_bands, jobs):
+            state.add_report(*outcome)

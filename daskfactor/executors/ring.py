@@ -8,7 +8,7 @@ order of parts). Between segments bands stay on the workers.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from distributed import Client
 
@@ -22,7 +22,6 @@ from daskfactor.executors.cluster import (
 )
 from daskfactor.executors.remote_state import RemoteState
 from daskfactor.executors.segment import make_segment_tasks, run_segment
-from daskfactor.executors.store import pack
 
 
 class RingExecutor(ClusterExecutor):
@@ -62,28 +61,22 @@ class RingExecutor(ClusterExecutor):
         """Run a segment on the workers; return the state that they have stored."""
         shares, threads = self.shares(state.blocks)
         lanes = [min(threads[address], count) for address, count in shares.items()]
-        version = self.state_client.next_version()
-        futures: list[Any] = []
         with self.reporting() as (attempt, run_id, report_progress):
             tasks = make_segment_tasks(
                 work, state, shares, lanes, run_id, report_progress, self.patience.stall
             )
-            try:
-                for task in tasks:
-                    task.token, task.version = self.state_client.token, version
-                    options = {"workers": [task.addresses[task.rank]], "priority": 10}
-                    futures.append(self.submit("ring-segment", run_segment, pack(task), **options))
-                check = partial(self._check_ring, work.on_done, list(shares), attempt, WaitTimer())
-                reports = self.results(futures, attempt, check)
-            finally:
-                for future in futures:
-                    future.release()
-        busy = {a: report.busy for a, report in zip(shares, reports, strict=True)}
+            version = next(self.state_client.versions)
+            for task in tasks:
+                task.version = version
+            jobs = dict(zip(shares, tasks, strict=True))
+            check = partial(self._check_ring, work.on_done, list(shares), attempt, WaitTimer())
+            parts = self.make_parts("ring-segment", run_segment, jobs, attempt, check)
+        busy = {a: report.busy for a, (report, _) in zip(shares, parts, strict=True)}
         self._balance.record({a: len(work.plan) * count for a, count in shares.items()}, busy)
         self.report.balance = load_balance(busy, dict(zip(shares, lanes, strict=True)))
         self.report.busy_seconds += sum(busy.values())
         self.report.lanes, self.report.workers = sum(lanes), len(lanes)
-        return state.with_reports(reports, version)
+        return state.with_reports(parts)
 
     def _check_ring(
         self, on_done: OnDone, members: Sequence[str], attempt: Attempt, timer: WaitTimer

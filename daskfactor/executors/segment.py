@@ -16,9 +16,10 @@ import itertools
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ from daskfactor.data.grid import BlockAddress, block_at
 from daskfactor.executors.base import (
     ProgressReporter,
     SegmentLost,
+    StateLost,
     Work,
     local_workspace,
     run_operation,
@@ -48,11 +50,16 @@ from daskfactor.executors.state import (
     without_records,
 )
 from daskfactor.executors.store import (
-    PLUGIN,
+    MAX_MESSAGE_BYTES,
     ArrayRequest,
-    BandStore,
+    Carried,
     Key,
-    WorkerReport,
+    StatePart,
+    fetch_arrays,
+    make_part,
+    part_of,
+    rows_of,
+    size_of,
     unpack,
     writable,
 )
@@ -60,6 +67,7 @@ from daskfactor.executors.threads import POLL, BandScheduler
 from daskfactor.kernels.steps import to_host
 from daskfactor.machine import single_threaded_blas
 
+PLUGIN = "daskfactor-bands"
 MAX_THREADS = 256
 """Threads of one worker; an abandoned attempt may occupy some of them for a while."""
 INLINE_BYTES = 2**18
@@ -92,7 +100,7 @@ class BandMessage(NamedTuple):
 class RingWorkerPlugin(WorkerPlugin):
     """Worker plugin that sends and receives the bands of the attempts of one worker.
 
-    ``bands`` is the store of the bands between segments, ``pool`` has the threads of all attempts.
+    ``pool`` has the threads of all attempts.
     """
 
     name = PLUGIN
@@ -102,21 +110,20 @@ class RingWorkerPlugin(WorkerPlugin):
         """Start the plugin on a worker."""
         self.worker = worker
         self.pool = ThreadPoolExecutor(MAX_THREADS, "daskfactor-ring")
-        self.bands = BandStore(worker, self.pool)
         self._segments: dict[str, SegmentRun] = {}
         worker.handlers["daskfactor_ring"] = self.receive
+        worker.handlers["daskfactor_get"] = self.send_arrays
 
     def teardown(self, worker: Any) -> None:
         """Stop the plugin when the worker closes, and abort its attempts."""
-        worker.handlers.pop("daskfactor_ring", None)
+        for name in ("ring", "get"):
+            worker.handlers.pop(f"daskfactor_{name}", None)
         for segment in list(self._segments.values()):
             segment.abort("the worker is closing")
-        self.bands.close()
         self.pool.shutdown(wait=False)
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-        """Abort the attempt of a task that the scheduler cancels; forward anchors to the store."""
-        self.bands.transition(key, start, finish)
+        """Abort the attempt of a task that the scheduler cancels."""
         if finish in ("cancelled", "released", "forgotten") and start in ("executing", "cancelled"):
             for segment in list(self._segments.values()):
                 if segment.dask_key == key:
@@ -148,6 +155,21 @@ class RingWorkerPlugin(WorkerPlugin):
             segment.receive(message)
         return True
 
+    async def send_arrays(self, requests: bytes) -> dict[str, Any]:
+        """Answer a request with as many arrays as fit a message (a handler of the worker)."""
+        values, size = list[Any](), 0
+        for key, part, rows in pickle.loads(requests):
+            try:
+                values.append(rows_of(part_of(self.worker, part).arrays[key], rows))
+            except StateLost as error:
+                return {"lost": str(error)}
+            size += size_of(values[-1])
+            if size > MAX_MESSAGE_BYTES:
+                break
+        loop = asyncio.get_running_loop()
+        frames = await loop.run_in_executor(self.pool, _pickled, values)
+        return {"bands": [Serialize(frame) for frame in frames]}  # type: ignore[no-untyped-call]
+
     def send(self, segment: "SegmentRun", address: str, message: BandMessage) -> None:
         """Send a message to another worker of an attempt without waiting, from any thread.
 
@@ -171,6 +193,10 @@ class RingWorkerPlugin(WorkerPlugin):
                     await asyncio.sleep(RETRY_SECONDS)
         except Exception as error:  # noqa: BLE001  # the client decides whether to repeat
             segment.abort(f"{address} cannot be reached: {type(error).__name__}: {error}")
+
+
+def _pickled(values: Sequence[Any]) -> list[bytes]:
+    return [pickle.dumps(value, protocol=5) for value in values]
 
 
 GIVEN_UP = "the client has given this attempt up"
@@ -278,6 +304,8 @@ class BandLocations(Protocol):
 
     def request(self, key: Key, changes: bool) -> ArrayRequest: ...
 
+    def carried(self, address: str, replaced: Callable[[Key], bool]) -> Carried: ...
+
 
 @dataclass
 class SegmentTask:
@@ -286,9 +314,9 @@ class SegmentTask:
     ``owner`` is the rank of every row band's worker, ``addresses`` holds the addresses of the
     ranks, and ``transfers`` the moves of each moving factor. ``requests`` are the arrays that the
     worker starts with: its row bands and their monitored cells; those arrays of other bands that
-    its operations are the first to need; and all constant arrays. Results are stored as a
-    ``version`` under the client's ``token``. ``ops`` are plain tuples, which are sent faster than
-    named ones.
+    its operations are the first to need; and all constant arrays. ``carried`` are arrays
+    that no operation changes, and ``version`` numbers the plan. ``ops`` are plain tuples, which are
+    sent faster than named ones.
     """
 
     run_id: str
@@ -299,8 +327,8 @@ class SegmentTask:
     patience: float
     work: Work
     transfers: tuple[Transfers, ...]
-    token: str = ""
     version: int = 0
+    carried: Carried = field(default_factory=Carried)
     ops: dict[int, list[Any]] = field(default_factory=dict)
     requests: list[ArrayRequest] = field(default_factory=list)
 
@@ -504,11 +532,19 @@ def make_segment_tasks(
                     task.requests.append(state.request(key, not constant))
     for block in state.monitored:
         tasks[owner[block[0]]].requests.append(state.request(Key(CELLS, block), True))
+    changed = touched - transfers[0].constant
+    for task, address in zip(tasks, shares, strict=True):
+        task.carried = state.carried(address, partial(_is_replaced, changed))
     return tasks
 
 
-def run_segment(packed: NDArray[np.uint8]) -> WorkerReport:
-    """Run one worker's part of one attempt, and store its bands on the worker (a task).
+def _is_replaced(changed: frozenset[str], key: Key) -> bool:
+    """Return True if a segment that changes some arrays leaves another one in place of this."""
+    return key.factor == CELLS or key.name == "" or key.name in changed
+
+
+def run_segment(packed: NDArray[np.uint8]) -> StatePart:
+    """Run one worker's part of one attempt; return the part of the state there (a task).
 
     The input is packed because an unpacked one could share its data with the caller.
     """
@@ -519,12 +555,8 @@ def run_segment(packed: NDArray[np.uint8]) -> WorkerReport:
     segment = SegmentRun(task, plugin, str(worker.get_current_task()))
     plugin.open(segment)
     try:
-        inputs, replicas = plugin.bands.fetch(
-            task.token, task.requests, task.patience, lambda: segment.scheduler.failure is not None
-        )
-        segment.begin(inputs)
-        report = plugin.bands.store_portion(task.token, task.version, segment.run())
-        report.replicas = replicas
-        return report
+        has_failed = lambda: segment.scheduler.failure is not None  # noqa: E731
+        segment.begin(fetch_arrays(task.requests, task.patience, has_failed))
+        return make_part(task.version, segment.run(), task.carried)
     finally:
         plugin.close(segment)

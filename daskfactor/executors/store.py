@@ -1,31 +1,26 @@
-"""Store of versioned band arrays on a worker, and the tasks that read and write it.
+"""Parts of a state on the workers, and the tasks that make and read them.
 
-The bands of a chain stay in the workers, outside of Dask's own data: they have no lineage, and the
-scheduler does not know them. Every array of a band has a version. A version that may still be
-needed is never changed: a change creates a new version.
+The part of a state on one worker is the result of a Dask task, or was scattered by the client. It
+is never changed: a change makes another part. Dask keeps a part as long as the client has its
+future, spills it, and drops it when the client dies.
 
-The bands of a client are stored under a token, for as long as the worker holds a Dask key that the
-client has scattered to it (the anchor). When the client drops the key, closes or dies, the
-scheduler makes the worker release the key, and the bands are dropped.
+Tasks get the keys of parts, not their futures. So the scheduler keeps no lineage, and a part that
+is lost with its worker is not computed again.
 """
 
 import asyncio
 import concurrent.futures
 import itertools
 import pickle
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 from distributed import get_worker
-from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
 from daskfactor.errors import StoreError
@@ -45,13 +40,8 @@ from daskfactor.executors.state import (
 from daskfactor.machine import single_threaded_blas
 from daskfactor.results.files import DAMAGE, disk_errors
 
-PLUGIN = "daskfactor-bands"
-ANCHOR_PREFIX = "daskfactor-hold-"
-"""Prefix of the Dask keys that keep the bands of a client."""
 MAX_MESSAGE_BYTES = 2**25
 """Bytes of bands at which a message is full."""
-MAX_CALLS = 1024
-"""Number of calls remembered to detect repeats."""
 POLL = 0.5
 """Seconds between checks whether a fetch has been cancelled."""
 
@@ -73,18 +63,15 @@ def unpack(packed: NDArray[np.uint8]) -> Any:
 class Key(NamedTuple):
     """Key of a band's array; the name ``""`` is the band itself with its values only.
 
-    With the factor `CELLS` the number is a block.
+    A recorded draw has a tuple as name: the number of its plan, its position in it, and its number
+    there. With the factor `CELLS` the number is a block.
     """
 
     factor: int
     number: Any
-    name: str = ""
+    name: Any = ""
 
 
-ArrayVersion = tuple[Key, int]
-"""Key and version number of an array."""
-VersionRows = tuple[ArrayVersion, Any]
-"""A version and its rows to read; None for all rows."""
 Shape = tuple[int, int, int]
 """The offset of a band, its rows, and the bytes of its values."""
 
@@ -94,303 +81,142 @@ def shape_of(band: FactorBand) -> Shape:
     return band.offset, len(band.values), band.values.nbytes
 
 
-class Mode(IntEnum):
-    """Access mode of a request: read a version, change a copy, or take it out of the store."""
-
-    READ = 0
-    COPY = 1
-    TAKE = 2
-
-
 class ArrayRequest(NamedTuple):
-    """Request for a version of an array, with the addresses of the workers that have it.
+    """Request for an array of a part, by the part's Dask key and its worker.
 
-    ``rows`` is a slice or positions, always copied; None for all rows.
+    ``changes`` is True if the caller changes the array and so needs a copy. ``rows`` is a slice or
+    positions; None for all rows.
     """
 
     key: Key
-    version: int
-    addresses: tuple[str, ...]
-    mode: Mode
+    part: str
+    address: str
+    changes: bool = False
     rows: Any = None
-
-    @property
-    def version_rows(self) -> "VersionRows":
-        """Version and rows to request from a worker."""
-        return (self.key, self.version), self.rows
 
 
 @dataclass
 class WorkerReport:
-    """Report of a worker to the client on the arrays that it has stored; the values stay there.
+    """Report of a worker to the client on the part that it has made.
 
     Attributes
     ----------
     stored
-        Keys of arrays stored as a new version.
-    replicas
-        Versions copied from other workers.
+        Keys of all arrays of the part; none if a call has changed nothing.
     shapes
-        Offset, rows, and bytes of values of each stored band.
+        Offset, rows, and bytes of values of each new band.
     counts
-        Counters of each stored band.
-    records
-        Band, position in the plan, recorded sums, and number of draws, which are stored under
-        their `draw_name`.
+        Counters of each new band.
+    sums
+        Recorded sums of bands, in the order of their operations.
+    results
+        Results of calls with bands.
     """
 
     address: str
     stored: list[Key] = field(default_factory=list)
-    replicas: list[ArrayVersion] = field(default_factory=list)
     shapes: dict[Band, Shape] = field(default_factory=dict)
     counts: dict[Band, dict[str, int]] = field(default_factory=dict)
-    records: list[tuple[Band, int, dict[Any, Any], int]] = field(default_factory=list)
+    sums: list[tuple[Band, dict[Any, Any]]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
     busy: float = 0.0
 
 
-def draw_name(position: int, number: int) -> str:
-    """Return the name of a draw recorded at a position in the plan."""
-    return f"draw-{position}-{number}"
+@dataclass
+class StatePart:
+    """Arrays of a state on one worker, by key; never changed."""
+
+    arrays: dict[Key, Any]
+    report: WorkerReport | None = None
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        """Restore the part; arrays from messages may be neither aligned nor writable."""
+        self.arrays = {key: writable(value) for key, value in values["arrays"].items()}
+        self.report = values["report"]
+
+    def __sizeof__(self) -> int:
+        """Return the size in bytes for Dask, so that workers spill in time."""
+        return sum(map(size_of, self.arrays.values()))
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
+    """Return the bytes of an array, a band or monitored cells."""
     return int(value.nbytes) if isinstance(value, np.ndarray) else int(value.__sizeof__())
 
 
-class BandStore:
-    """Versions of band arrays on one worker.
+def report_of(part: StatePart) -> WorkerReport:
+    """Return the report of a part, which alone goes to the client (a task)."""
+    assert part.report is not None
+    return part.report
 
-    Parameters
-    ----------
-    worker
-        The `distributed` worker.
-    pool
-        Threads that pack bands for messages.
+
+def part_of(worker: Any, key: str) -> StatePart:
+    """Return a part that a worker has.
+
+    Raises
+    ------
+    StateLost
+        If the worker does not have it.
     """
+    try:
+        part: StatePart = worker.data[key]
+    except KeyError:
+        raise StateLost(f"{worker.address} has lost a part of the state") from None
+    return part
 
-    def __init__(self, worker: Any, pool: concurrent.futures.Executor) -> None:
-        self.worker, self._pool = worker, pool
-        self._lock = threading.Lock()
-        self._versions: dict[str, dict[ArrayVersion, Any]] = {}
-        self._keys: dict[str, set[str]] = {}
-        self._calls: OrderedDict[str, None] = OrderedDict()
-        worker.handlers["daskfactor_get"] = self.send
-        worker.handlers["daskfactor_put"] = self.receive
-        worker.handlers["daskfactor_drop"] = self.drop
 
-    def close(self) -> None:
-        """Drop everything; called when the worker closes."""
-        for name in ("get", "put", "drop"):
-            self.worker.handlers.pop(f"daskfactor_{name}", None)
-        with self._lock:
-            self._versions.clear()
+# -- arrays of parts -------------------------------------------------------------------------
 
-    def transition(self, key: Any, start: str, finish: str) -> None:
-        """Start or end the storage of a client's bands when its anchor arrives or is released."""
-        if not (isinstance(key, str) and key.startswith(ANCHOR_PREFIX)):
-            return
-        token = key.removeprefix(ANCHOR_PREFIX).partition("-")[0]
-        with self._lock:
-            keys = self._keys.setdefault(token, set())
-            if finish == "memory":
-                keys.add(key)
-                self._versions.setdefault(token, {})
-            elif start == "memory":
-                keys.discard(key)
-            if not keys:
-                self._versions.pop(token, None)
-                del self._keys[token]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all stored bands."""
-        with self._lock:
-            values = [value for versions in self._versions.values() for value in versions.values()]
-        return sum(map(_size, values))
+def fetch_arrays(
+    requests: Iterable[ArrayRequest],
+    patience: float,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> dict[Key, Any]:
+    """Return arrays of parts of this worker, in whose task this runs, and of others.
 
-    def names(self, token: str) -> set[ArrayVersion]:
-        """Return the versions stored under a token."""
-        with self._lock:
-            return set(self._versions.get(token, ()))
+    Raises
+    ------
+    StateLost
+        If a part cannot be found, or the fetch is cancelled.
+    """
+    worker, arrays = get_worker(), dict[Key, Any]()
+    remote: dict[str, list[ArrayRequest]] = {}
+    for request in requests:
+        if request.address != worker.address:
+            remote.setdefault(request.address, []).append(request)
+            continue
+        value = rows_of(part_of(worker, request.part).arrays[request.key], request.rows)
+        arrays[request.key] = value.copy() if request.changes else value
 
-    def put(self, token: str, values: Mapping[ArrayVersion, Any]) -> None:
-        """Store versions of arrays.
+    async def ask(address: str, needed: Sequence[ArrayRequest]) -> None:
+        received = list[Any]()
+        while len(received) < len(needed):
+            rest = [(r.key, r.part, r.rows) for r in needed[len(received) :]]
+            reply = await worker.rpc(address).daskfactor_get(requests=pickle.dumps(rest))
+            if "bands" not in reply:
+                raise StateLost(reply["lost"])
+            received += map(pickle.loads, reply["bands"])
+        arrays.update({r.key: value for r, value in zip(needed, received, strict=True)})
 
-        Raises
-        ------
-        StateLost
-            If their client has gone.
-        """
-        with self._lock:
-            if token not in self._versions:
-                raise StateLost("the client whose bands these are has gone")
-            self._versions[token].update(values)
+    async def ask_all() -> None:
+        await asyncio.gather(*(ask(*item) for item in remote.items()))
 
-    def get(self, token: str, name: ArrayVersion, take: bool = False) -> Any:
-        """Return a version, None if it is not stored; ``take`` removes it from the store."""
-        with self._lock:
-            versions = self._versions.get(token, {})
-            return versions.pop(name, None) if take else versions.get(name)
-
-    def reject_repeated_call(self, call: str) -> None:
-        """Raise StateLost if a call that changes bands has started on this worker before.
-
-        Dask repeats a task if it has lost the result.
-        """
-        with self._lock:
-            if call in self._calls:
-                raise StateLost("a change of bands was to be made a second time")
-            self._calls[call] = None
-            while len(self._calls) > MAX_CALLS:
-                self._calls.popitem(last=False)
-
-    # -- messages ----------------------------------------------------------------------
-
-    async def send(self, token: str, names: bytes) -> dict[str, Any]:
-        """Answer a request for versions with as many as fit a message (a handler of the worker)."""
-        values, size = [], 0
-        for name, rows in pickle.loads(names):
-            value = self.get(token, name)
-            if value is None:
-                return {"lost": f"{self.worker.address} has no {name[0]} of version {name[1]}"}
-            values.append(_rows_of(value, rows))
-            size += _size(values[-1])
-            if size > MAX_MESSAGE_BYTES:
-                break
-        loop = asyncio.get_running_loop()
-        raw = await loop.run_in_executor(self._pool, _packed, values)
-        return {"bands": [Serialize(frame) for frame in raw]}  # type: ignore[no-untyped-call]
-
-    async def receive(self, token: str, names: bytes, bands: list[Any]) -> str:
-        """Store versions from a client; return an error message or "" (a handler of the worker)."""
-        loop = asyncio.get_running_loop()
-        values = await loop.run_in_executor(self._pool, _unpacked, bands)
-        try:
-            self.put(token, dict(zip(pickle.loads(names), values, strict=True)))
-        except StateLost as error:
-            return str(error)
-        return ""
-
-    def drop(self, token: str, names: bytes) -> None:
-        """Drop versions (a handler of the worker)."""
-        with self._lock:
-            versions = self._versions.get(token, {})
-            for name in pickle.loads(names):
-                versions.pop(name, None)
-
-    def fetch(
-        self,
-        token: str,
-        requests: Iterable[ArrayRequest],
-        patience: float,
-        is_cancelled: Callable[[], bool] = lambda: False,
-    ) -> tuple[dict[Key, Any], list[ArrayVersion]]:
-        """Return versions from this or other workers, and the names of new replicas in this store.
-
-        Arrays that the caller may change are copies.
-
-        Raises
-        ------
-        StateLost
-            If a version cannot be found, or the fetch is cancelled.
-        """
-        arrays: dict[Key, Any] = {}
-        missing: dict[str, list[ArrayRequest]] = {}
-        for request in requests:
-            value = self.get(token, request[:2], take=request.mode == Mode.TAKE)
-            if value is None:
-                sources = [
-                    address for address in request.addresses if address != self.worker.address
-                ]
-                missing.setdefault(sources[0] if sources else "", []).append(request)
-            elif request.rows is not None:
-                arrays[request.key] = _rows_of(value, request.rows)
-            else:
-                arrays[request.key] = value.copy() if request.mode == Mode.COPY else value
-        if unavailable := missing.pop("", None):
-            raise StateLost(
-                f"{self.worker.address} has lost {unavailable[0].key} and others have none"
-            )
-        replicas: dict[ArrayVersion, Any] = {}
-        for request, raw in self._fetch_remote(token, missing, patience, is_cancelled):
-            value = arrays[request.key] = pickle.loads(raw)
-            if request.mode == Mode.READ and request.rows is None:
-                replicas[request[:2]] = value
-        if replicas:
-            self.put(token, replicas)
-        return arrays, list(replicas)
-
-    def _fetch_remote(
-        self,
-        token: str,
-        missing: Mapping[str, Sequence[ArrayRequest]],
-        patience: float,
-        is_cancelled: Callable[[], bool],
-    ) -> list[tuple[ArrayRequest, Any]]:
-        """Return versions from other workers, requested in parallel."""
-
-        async def ask(
-            address: str, requests: Sequence[ArrayRequest]
-        ) -> list[tuple[ArrayRequest, Any]]:
-            remote, received = self.worker.rpc(address), list[Any]()
-            while len(received) < len(requests):
-                names = [request.version_rows for request in requests[len(received) :]]
-                received += await ask_for(remote.daskfactor_get, token, names)
-            return list(zip(requests, received, strict=True))
-
-        async def ask_all() -> list[list[tuple[ArrayRequest, Any]]]:
-            return await asyncio.gather(*(ask(*item) for item in missing.items()))
-
-        if not missing:
-            return []
-        loop = self.worker.loop.asyncio_loop
-        future = asyncio.run_coroutine_threadsafe(ask_all(), loop)
-        deadline = time.monotonic() + patience
-        while not concurrent.futures.wait([future], POLL).done:
-            if is_cancelled() or time.monotonic() > deadline:
-                future.cancel()
-                raise StateLost(f"bands of {', '.join(missing)} did not come")
-        try:
-            parts = future.result()
-        except (OSError, TimeoutError, concurrent.futures.CancelledError) as error:
-            raise StateLost(f"bands of {', '.join(missing)} did not come: {error}") from error
-        return [item for part in parts for item in part]
-
-    # -- results of tasks --------------------------------------------------------------
-
-    def store_portion(self, token: str, version: int, portion: Portion) -> WorkerReport:
-        """Store the result of a part of a plan as a new version; return the report on it."""
-        values: dict[ArrayVersion, Any] = {}
-        report = WorkerReport(
-            self.worker.address, evaluations=portion.evaluations, busy=portion.busy
-        )
-
-        def add(key: Key, value: Any) -> None:
-            values[key, version] = writable(value)
-            report.stored.append(key)
-
-        def record(band: Band, position: int, draws: Any, sums: Any) -> None:
-            for number, draw in enumerate(draws):
-                add(Key(*band, draw_name(position, number)), draw)
-            report.records.append((band, position, sums, len(draws)))
-
-        for band_key, records in portion.records.items():
-            for position, draws, sums in records:
-                record(band_key, position, draws, sums)
-        for band_key, band in portion.bands.items():
-            if band.draws or band.sums:
-                record(band_key, 0, band.draws, band.sums)
-            if len(band.values):
-                add(Key(*band_key), without_records(band, ()))
-                report.shapes[band_key] = shape_of(band)
-                report.counts[band_key] = dict(band.counts)
-            for name, array in band.arrays.items():
-                add(Key(*band_key, name), array)
-        for block, cells in portion.cells.items():
-            add(Key(CELLS, block), cells)
-        self.put(token, values)
-        return report
+    if not remote:
+        return arrays
+    loop: Any = worker.loop.asyncio_loop  # type: ignore[attr-defined]
+    future = asyncio.run_coroutine_threadsafe(ask_all(), loop)
+    deadline = time.monotonic() + patience
+    while not concurrent.futures.wait([future], POLL).done:
+        if is_cancelled() or time.monotonic() > deadline:
+            future.cancel()
+            raise StateLost(f"bands of {', '.join(remote)} did not come")
+    try:
+        future.result()
+    except (OSError, TimeoutError, concurrent.futures.CancelledError) as error:
+        raise StateLost(f"bands of {', '.join(remote)} did not come: {error!r}") from error
+    return arrays
 
 
 def writable(value: Any) -> Any:
@@ -404,54 +230,70 @@ def writable(value: Any) -> Any:
     return value
 
 
-def _rows_of(value: Any, rows: Any) -> Any:
+def rows_of(value: Any, rows: Any) -> Any:
     """Return some rows of an array, or of a band's values; the value itself for None."""
     if rows is None:
         return value
     return (value if isinstance(value, np.ndarray) else value.values)[rows]
 
 
-def _packed(values: Sequence[Any]) -> list[bytes]:
-    return [pickle.dumps(value, protocol=5) for value in values]
+# -- tasks -----------------------------------------------------------------------------------
 
 
-def _unpacked(raw: Sequence[Any]) -> list[Any]:
-    return [pickle.loads(frame) for frame in raw]
+@dataclass
+class Carried:
+    """Arrays that a worker keeps from its parts: keys of arrays, by the key of the part."""
+
+    keys: dict[str, list[Key]] = field(default_factory=dict)
+
+    def arrays(self) -> dict[Key, Any]:
+        """Return the arrays, which the next part shares."""
+        worker = get_worker()
+        parts = {name: part_of(worker, name).arrays for name in self.keys}
+        return {key: parts[name][key] for name, keys in self.keys.items() for key in keys}
 
 
-async def ask_for(
-    ask: Callable[..., Awaitable[Any]], token: str, names: Sequence[VersionRows]
-) -> list[Any]:
-    """Request versions from a worker; return the pickled ones that fit its answer."""
-    reply = await ask(token=token, names=pickle.dumps(list(names)))
-    if not reply or "bands" not in reply:
-        raise StateLost((reply or {}).get("lost", "a worker has come back without its bands"))
-    return list(reply["bands"])
+def make_part(version: int, portion: Portion, carried: Carried | None = None) -> StatePart:
+    """Return the part with a portion and carried arrays; ``version`` numbers the plan for draws."""
+    arrays: dict[Key, Any] = carried.arrays() if carried else {}
+    report = WorkerReport(get_worker().address, evaluations=portion.evaluations, busy=portion.busy)
 
+    def record(band: Band, position: int, draws: Any, sums: Any) -> None:
+        arrays.update({Key(*band, (version, position, n)): d for n, d in enumerate(draws)})
+        report.sums.append((band, sums))
 
-def worker_store() -> BandStore:
-    """Return the store of the worker that runs this task."""
-    plugin: Any = get_worker().plugins[PLUGIN]
-    store: BandStore = plugin.bands
-    return store
+    for band_key, records in portion.records.items():
+        for position, draws, sums in records:
+            record(band_key, position, draws, sums)
+    for band_key, band in portion.bands.items():
+        if band.draws or band.sums:
+            record(band_key, 0, band.draws, band.sums)
+        if len(band.values):
+            arrays[Key(*band_key)] = without_records(band, ())
+            report.shapes[band_key] = shape_of(band)
+            report.counts[band_key] = dict(band.counts)
+        arrays.update({Key(*band_key, name): array for name, array in band.arrays.items()})
+    arrays.update({Key(CELLS, block): cells for block, cells in portion.cells.items()})
+    report.stored = list(arrays)
+    return StatePart({key: writable(value) for key, value in arrays.items()}, report)
 
 
 @dataclass
 class PortionRequest:
-    """Requests for the bands that a graph of tasks starts from, and the worker to read them on."""
+    """Requests for the bands that a task of a graph starts from, and the worker to read them on."""
 
-    token: str
     address: str
     patience: float
     requests: list[ArrayRequest]
 
 
 def read_portion(packed: NDArray[np.uint8]) -> Portion:
-    """Return read-only bands from the store (a task)."""
+    """Return bands of parts, which must not be changed (a task)."""
     request: PortionRequest = unpack(packed)
-    arrays, _ = worker_store().fetch(request.token, request.requests, request.patience)
     portion = Portion()
-    for (factor, number, name), value in sorted(arrays.items()):
+    for (factor, number, name), value in sorted(
+        fetch_arrays(request.requests, request.patience).items()
+    ):
         if factor == CELLS:
             portion.cells[number] = value
         elif name:
@@ -461,24 +303,29 @@ def read_portion(packed: NDArray[np.uint8]) -> Portion:
     return portion
 
 
+def read_arrays(packed: NDArray[np.uint8]) -> list[Any]:
+    """Return copies of arrays for the client (a task)."""
+    requests: list[ArrayRequest] = unpack(packed)
+    worker = get_worker()
+    sources = ((part_of(worker, r.part).arrays[r.key], r.rows) for r in requests)
+    return [rows_of(value, rows).copy() for value, rows in sources]
+
+
 @dataclass
 class ReadJob:
     """Numbers of the bands that one worker reads, of every factor; see `WorkerStateClient.read`."""
 
-    token: str
-    version: int
     band: Callable[[int, int], FactorBand]
     factors: int
     numbers: list[int] = field(default_factory=list)
 
 
-def read_bands(packed: NDArray[np.uint8]) -> WorkerReport:
-    """Read bands into the store of this worker (a task)."""
+def read_bands(packed: NDArray[np.uint8]) -> StatePart:
+    """Read bands from a checkpoint (a task)."""
     job: ReadJob = unpack(packed)
-    store, keys = worker_store(), itertools.product(range(job.factors), job.numbers)
-    with read_errors(store.worker.address):
-        bands = {key: job.band(*key) for key in keys}
-    return store.store_portion(job.token, job.version, Portion(bands))
+    with read_errors(get_worker().address):
+        keys = itertools.product(range(job.factors), job.numbers)
+        return make_part(-1, Portion({key: job.band(*key) for key in keys}))
 
 
 @contextmanager
@@ -499,24 +346,19 @@ def read_errors(address: str) -> Iterator[None]:
         ) from error
 
 
-def store_portion(token: str, version: int, part: int, portion: Portion) -> WorkerReport:
-    """Store the `select_part` of a portion on this worker (a task)."""
-    return worker_store().store_portion(token, version, select_part(portion, part))
+def store_portion(version: int, part: int, portion: Portion) -> StatePart:
+    """Return the `select_part` of a portion, to stay on this worker (a task)."""
+    return make_part(version, select_part(portion, part))
 
 
 @dataclass
 class CallJob:
-    """Calls that one worker makes for `RemoteState.each`: bands with their arguments.
+    """Calls that one worker makes for `RemoteState.each`: bands with their arguments."""
 
-    ``call`` identifies the job on the worker; ``version`` is that of changed arrays.
-    """
-
-    token: str
-    call: str
-    version: int
     patience: float
     function: Callable[..., Any]
     bands: list[tuple[list[ArrayRequest], tuple[Any, ...]]]
+    carried: Carried
 
 
 @dataclass
@@ -525,8 +367,6 @@ class WriteJob:
 
     Attributes
     ----------
-    token, patience
-        See `PortionRequest`.
     writer
         The writer, which is returned to the client.
     pieces
@@ -535,7 +375,6 @@ class WriteJob:
         Requests by their names in the archive ``name``.
     """
 
-    token: str
     patience: float
     writer: Any
     pieces: list[tuple[Piece, list[slice], list[list[ArrayRequest]]]] = field(default_factory=list)
@@ -546,12 +385,11 @@ class WriteJob:
 def write_results(packed: NDArray[np.uint8]) -> Any:
     """Write the results of a job; return its writer (a task)."""
     job: WriteJob = unpack(packed)
-    store = worker_store()
 
     def fetch(requests: Sequence[ArrayRequest]) -> dict[Key, Any]:
-        return store.fetch(job.token, requests, job.patience)[0]
+        return fetch_arrays(requests, job.patience)
 
-    with write_errors(store.worker.address, job.writer.name):
+    with write_errors(get_worker().address, job.writer.name):
         for piece, spans, requests in job.pieces:
             parts = piece.parts_of(spans, requests)
             arrays = fetch([request._replace(rows=rows) for request, rows, _ in parts])
@@ -560,7 +398,7 @@ def write_results(packed: NDArray[np.uint8]) -> Any:
             job.writer.write(piece.path, piece.region, values)
         if job.saved:
             arrays = fetch(list(job.saved.values()))
-            saved = {n: _rows_of(arrays[r.key], slice(None)) for n, r in job.saved.items()}
+            saved = {n: rows_of(arrays[r.key], slice(None)) for n, r in job.saved.items()}
             job.writer.save(job.name, saved)
         job.writer.store.flush()
     return job.writer
@@ -581,59 +419,38 @@ def write_errors(address: str, path: Any) -> Iterator[None]:
             raise failure from error
 
 
-class CallResult(NamedTuple):
-    """Result of a call with a band, and the names of the band's arrays after it."""
-
-    result: Any
-    report: WorkerReport
-    names: list[str]
-
-
-def call_with_bands(packed: NDArray[np.uint8]) -> list[CallResult]:
-    """Call a function with bands of this worker (a task)."""
+def call_with_bands(packed: NDArray[np.uint8]) -> StatePart:
+    """Call a function with bands of this worker; return the part with the changes (a task)."""
     job: CallJob = unpack(packed)
-    store = worker_store()
-    store.reject_repeated_call(job.call)
+    report, portion, has_changed = WorkerReport(get_worker().address), Portion(), False
     with single_threaded_blas():
-        return [_call(store, job, requests, args) for requests, args in job.bands]
-
-
-def _call(
-    store: BandStore, job: CallJob, requests: list[ArrayRequest], args: tuple[Any, ...]
-) -> CallResult:
-    """Call the function with one band; shared arrays are copied and stored if they change."""
-    fetched, replicas = store.fetch(job.token, requests, job.patience)
-    versions = {request.key: request.version for request in requests}
-    removed = {request.key for request in requests if request.mode == Mode.TAKE}
-    band_key = requests[0].key[:2]
-    arrays = {key: value if key in removed else value.copy() for key, value in fetched.items()}
-    band: FactorBand = arrays.pop(Key(*band_key))
-    band.arrays = {key.name: array for key, array in arrays.items()}
-    try:
-        result = job.function(band, *args)
-    except BaseException:
-        store.put(job.token, {(key, versions[key]): fetched[key] for key in removed})
-        raise
-    report = WorkerReport(store.worker.address, replicas=replicas)
-    report.shapes[band_key] = shape_of(band)
-    report.counts[band_key] = dict(band.counts)
-    if band.sums:
-        report.records.append((band_key, 0, band.sums, 0))
-    after: dict[Key, Any] = {Key(*band_key): without_records(band, ())}
-    after |= {Key(*band_key, name): array for name, array in band.arrays.items()}
-    values: dict[ArrayVersion, Any] = {}
-    for key, value in after.items():
-        if key in removed:
-            values[key, versions[key]] = value
-        elif key not in fetched or not _identical(value, fetched[key]):
-            values[key, job.version] = value
-            report.stored.append(key)
-    store.put(job.token, values)
-    return CallResult(result, report, [key.name for key in after])
+        for requests, args in job.bands:
+            before = fetch_arrays(requests, job.patience)
+            arrays = {key.name: value.copy() for key, value in before.items()}
+            band: FactorBand = arrays.pop("")
+            band.arrays, at = arrays, requests[0].key[:2]
+            report.results.append(job.function(band, *args))
+            report.sums.append((at, band.sums))
+            values: dict[str, Any] = {"": band, **band.arrays}
+            same = {k.name for k, old in before.items() if _identical(values.get(k.name), old)}
+            has_changed |= len(same) != len(before) or len(values) != len(before)
+            # Unchanged arrays share their memory with the part before.
+            unchanged = {k.name: old for k, old in before.items() if k.name in same}
+            values = {"": band.values, **band.arrays} | unchanged
+            if "" in same:
+                values[""] = unchanged[""].values
+            portion.bands[at] = FactorBand(band.offset, values.pop(""), values, band.counts)
+    if job.bands and not has_changed:
+        return StatePart({}, report)
+    part = make_part(-1, portion, job.carried)
+    part.report = replace(report_of(part), results=report.results, sums=report.sums)
+    return part
 
 
 def _identical(one: Any, other: Any) -> bool:
     """Check whether two bands without arrays, or two arrays, are bitwise equal."""
+    if one is None:
+        return False
     if isinstance(one, FactorBand):
         return one.counts == other.counts and _identical(one.values, other.values)
     if one.shape != other.shape or one.dtype != other.dtype:

@@ -49,9 +49,9 @@ def sampled(V=None, **options):
 def test_workers_write_what_the_client_never_sees(name, balance, client, tmp_path, monkeypatch):
     settings = {"monitor": None, "keep": "draws", "blocks": None, "unstored": None}
 
-    def refuse(_, refs, rows=()):
+    def refuse(_, refs, *rest):
         assert not list(refs), "bands went through the client"
-        return iter(rows)
+        return iter(())
 
     with dfac.as_blocks(dying.data(), 3, unstored="zero", balance=balance) as data:
         wanted = sampled(data, **settings)
@@ -62,7 +62,7 @@ def test_workers_write_what_the_client_never_sees(name, balance, client, tmp_pat
         assert found["posterior"]["W"].data.numblocks[2] > 1
         assert same(wanted, found)
         with monkeypatch.context() as patch:
-            patch.setattr(WorkerStateClient, "put", refuse)  # every worker reads its own
+            patch.setattr(WorkerStateClient, "send_part", refuse)  # every worker reads its own
             more = dfac.resume(store, 3, V=data, executor=name, client=client, progressbar=False)
         assert same(sampled(data, **settings | {"draws": 7}), more)
 

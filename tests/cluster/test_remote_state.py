@@ -2,12 +2,9 @@
 
 import gc
 import os
-import pickle
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -19,7 +16,7 @@ from daskfactor.errors import EngineError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import StateLost
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.executors.store import ANCHOR_PREFIX, PLUGIN, ArrayRequest, BandStore, Key, Mode
+from daskfactor.executors.store import StatePart, size_of
 from tests.cluster import dying
 from tests.cluster.programs import Killer, chain, kill_one, oracle
 from tests.cluster.support import EXECUTORS, IMPATIENT, beside, cluster, executing, named, same
@@ -39,10 +36,12 @@ def content(state):
 
 
 def held_bytes(client):
-    """Bytes in the stores of all workers, once they are told of all that is not wanted."""
+    """Bytes of the parts of states on all workers, once they are told of all that is not wanted."""
 
     def here(dask_worker):
-        return int(dask_worker.plugins[PLUGIN].bands.nbytes)
+        parts = [own for own in dask_worker.data.values() if isinstance(own, StatePart)]
+        arrays = {id(a): size_of(a) for part in parts for a in part.arrays.values()}
+        return sum(arrays.values())  # parts may share arrays
 
     gc.collect()
     return sum(client.run(here).values())
@@ -53,45 +52,6 @@ def settled(client, expected):
     while (found := held_bytes(client)) != expected:
         assert time.monotonic() < until, f"{found} bytes in the workers, not {expected}"
         time.sleep(0.05)
-
-
-@pytest.fixture
-def store():
-    with ThreadPoolExecutor(1) as pool:
-        made = BandStore(SimpleNamespace(handlers={}, address="here"), pool)
-        made.transition(f"{ANCHOR_PREFIX}token-0", "released", "memory")
-        yield made
-
-
-def test_a_store_keeps_versions_and_counts_their_bytes(store):
-    key, one = Key(0, 0, "mean"), np.ones(100)
-    store.put("token", {(key, 1): one, (key, 2): 2 * one})
-    assert store.nbytes == 1600
-    found, _ = store.fetch("token", [ArrayRequest(key, 2, ("here",), Mode.COPY)], 1.0)
-    found[key][:] = 0
-    assert store.get("token", (key, 2))[0] == 2
-    assert store.fetch("token", [ArrayRequest(key, 1, ("here",), Mode.READ)], 1.0)[0][key] is one
-    assert store.fetch("token", [ArrayRequest(key, 1, ("here",), Mode.TAKE)], 1.0)[0][key] is one
-    assert store.nbytes == 800
-    with pytest.raises(StateLost, match="here has lost"):
-        store.fetch("token", [ArrayRequest(key, 1, ("here",), Mode.READ)], 1.0)
-    store.drop("token", pickle.dumps([(key, 2)]))
-    assert store.nbytes == 0
-
-
-def test_a_store_drops_bands_with_their_clients_key(store):
-    store.put("token", {(Key(0, 0), 0): FactorBand(0, np.ones((5, 2)))})
-    store.transition(f"{ANCHOR_PREFIX}token-1", "released", "memory")
-    store.transition(f"{ANCHOR_PREFIX}token-0", "memory", "released")
-    assert store.nbytes > 0  # the other key is still there
-    store.transition(f"{ANCHOR_PREFIX}token-1", "memory", "released")
-    assert store.nbytes == 0
-    refused(StateLost, "has gone", store.put, "token", {(Key(0, 0), 0): np.ones(1)})
-
-
-def test_a_change_is_made_once(store):
-    store.reject_repeated_call("call")
-    refused(StateLost, "a second time", store.reject_repeated_call, "call")
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 4), (3, 3)])

@@ -25,7 +25,7 @@ from daskfactor.executors.state import (
     join_portions,
     without_records,
 )
-from daskfactor.executors.store import ArrayRequest, Mode, pack, unpack
+from daskfactor.executors.store import ArrayRequest, Carried, pack, unpack
 from daskfactor.executors.tasks import build_graph, group_rounds, join_outputs, split_state
 from daskfactor.executors.threads import BandScheduler
 from daskfactor.kernels.steps import accumulate_moments
@@ -281,7 +281,10 @@ class Here:
         return self.state.names(factor)
 
     def request(self, key, changes):
-        return ArrayRequest(key, 0, (), Mode.COPY if changes else Mode.READ)
+        return ArrayRequest(key, "part", "here", changes)
+
+    def carried(self, address, replaced):
+        return Carried()
 
     def fetch(self, requests):
         return {request.key: self.value(request.key).copy() for request in requests}
