@@ -37,7 +37,7 @@ from daskfactor.executors.plan import CycleOptions, Op, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.kernels.views import Workspace
-from daskfactor.results.store import RunStore
+from daskfactor.runs.store import RunStore
 from tests.object_store import ObjectStore, slow
 
 BLOCKS = 8

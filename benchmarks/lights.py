@@ -37,7 +37,7 @@ import daskfactor as dfac
 from benchmarks.harness import Array, Figure, Run, Skip, line
 from benchmarks.peers import read_ratings
 from daskfactor.errors import DaskfactorError
-from daskfactor.results.trace import Run as Trace
+from daskfactor.runs.trace import Run as Trace
 
 MAX_CELLS = 10_000
 MAX_ERROR = 0.15

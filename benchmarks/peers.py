@@ -26,12 +26,12 @@ from sklearn.decomposition import NMF
 
 import daskfactor as dfac
 from benchmarks.harness import QUIET, Array, Figure, Run, line, race, timed
-from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DaskfactorError
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.views import TensorBlock, Workspace
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models.tweedie_law import Tweedie
+from daskfactor.tensor.source import as_tensor
 
 KL: dict[str, Any] = {"beta_loss": "kullback-leibler", "solver": "mu", "init": "random"}
 

@@ -14,7 +14,6 @@ from .data.grid import Proportional as Proportional
 from .data.grid import Reshuffled as Reshuffled
 from .data.holdout import hold_out as hold_out
 from .data.sources import as_blocks as as_blocks
-from .data.tensor import as_tensor as as_tensor
 from .estimator import BayesianNMF as BayesianNMF
 from .evidence.base import Evidence as Evidence
 from .evidence.base import log_evidence as log_evidence
@@ -65,17 +64,17 @@ from .results.compare import top_entries as top_entries
 from .results.coverage import held_out_coverage as held_out_coverage
 from .results.identifiability import component_swaps as component_swaps
 from .results.maps import unstack as unstack
-from .results.opening import open_run as open_run
 from .results.pointwise import log_likelihood as log_likelihood
 from .results.pointwise import posterior_predictive as posterior_predictive
 from .results.predict import monitored as monitored
 from .results.predict import predict as predict
 from .results.summary import summarize as summarize
-from .results.trace import expectation as expectation
 from .results.views import explained_variance as explained_variance
 from .results.views import factors as factors
 from .results.views import view as view
 from .resuming import resume as resume
+from .runs.opening import open_run as open_run
+from .runs.trace import expectation as expectation
 from .stein import IMQ as IMQ
 from .stein import SVGD as SVGD
 from .stein import Ensemble as Ensemble
@@ -84,6 +83,7 @@ from .stein import SteinDescent as SteinDescent
 from .stein.posterior import stein_discrepancy as stein_discrepancy
 from .stein.posterior import stein_posterior as stein_posterior
 from .stein.silf import SILFNMF as SILFNMF
+from .tensor.source import as_tensor as as_tensor
 
 __version__: str
 REMOVED: dict[str, str]

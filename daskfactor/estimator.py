@@ -23,12 +23,12 @@ from daskfactor.inference.transform import transform
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.align import align
-from daskfactor.results.backends import view_of
 from daskfactor.results.components import factor_moments
-from daskfactor.results.metadata import read_root
 from daskfactor.results.pointwise import log_likelihood
 from daskfactor.results.predict import with_new
-from daskfactor.results.trace import Run
+from daskfactor.runs.backends import view_of
+from daskfactor.runs.metadata import read_root
+from daskfactor.runs.trace import Run
 
 Array = NDArray[Any]
 BETA = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}

@@ -12,8 +12,8 @@ from daskfactor.inference import sampling
 from daskfactor.inference.sampling import PathText
 from daskfactor.inference.session import description_of
 from daskfactor.options import OnDevice, Running, verb
-from daskfactor.results.opening import open_run
-from daskfactor.results.store import RunStore
+from daskfactor.runs.opening import open_run
+from daskfactor.runs.store import RunStore
 from daskfactor.stein import posterior
 from daskfactor.urls import locate
 

@@ -9,7 +9,7 @@ import pytest
 import daskfactor as dfac
 from daskfactor.errors import StoreError
 from daskfactor.results import files
-from daskfactor.results.repository import RepositoryBackend
+from daskfactor.runs.repository import RepositoryBackend
 from tests.cli.shell import fails, succeed
 from tests.results.writer import start
 

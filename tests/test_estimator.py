@@ -22,7 +22,7 @@ import daskfactor as dfac
 from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DaskfactorWarning, StoreError
 from daskfactor.results.predict import with_new
-from daskfactor.results.trace import Run
+from daskfactor.runs.trace import Run
 from tests.refusals import refused
 
 SHORT = {"draws": 30, "tune": 30, "random_state": 0}

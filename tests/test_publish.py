@@ -18,8 +18,8 @@ from daskfactor import publish
 from daskfactor.errors import StoreError
 from daskfactor.plots.canvas import new_figure, save
 from daskfactor.publish import Publication, publishing, recover
-from daskfactor.results.backends import LocalBackend
-from daskfactor.results.store import RunStore
+from daskfactor.runs.backends import LocalBackend
+from daskfactor.runs.store import RunStore
 from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 from tests.results.runs import ATTRS, create_store, factors, fill, make_spec
@@ -393,7 +393,7 @@ STOPPED = """
 import os, signal, sys
 from daskfactor.cli.main import app
 from daskfactor.inference import setting
-from daskfactor.results.store import RunStore
+from daskfactor.runs.store import RunStore
 setting.LONGEST_SEGMENT = 5
 save, calls = RunStore.checkpoint, []
 def checkpoint(self, *args):

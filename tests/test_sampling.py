@@ -20,7 +20,7 @@ from daskfactor.executors.base import StateLost
 from daskfactor.inference import sampling, setting
 from daskfactor.kernels import sparse as sparse_kernels
 from daskfactor.options import Reading
-from daskfactor.results.store import RunStore
+from daskfactor.runs.store import RunStore
 from tests.refusals import refused
 
 TWO = dfac.TweedieNMF(2)

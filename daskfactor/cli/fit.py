@@ -97,7 +97,7 @@ class Fit(Model, o.WeightedMatrix, o.OnDevice, o.Seeded):
     def __call__(self) -> o.Answer:
         """Fit the model."""
         from daskfactor.inference.session import blocks_for
-        from daskfactor.results.store import check_place
+        from daskfactor.runs.store import check_place
 
         monitor = self.arguments("sample")["monitor"]
         if monitor not in (None, "missing"):
@@ -204,7 +204,7 @@ class Particles(o.Matrix, o.Seeded):
 
     def __call__(self) -> o.Answer:
         """Compute the particles."""
-        from daskfactor.results.store import check_place
+        from daskfactor.runs.store import check_place
 
         threshold: Any = "auto" if self.threshold is None else self.threshold
         model = dfac.SILFNMF(self.n_components, beta=self.beta, threshold=threshold)

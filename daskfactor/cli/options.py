@@ -250,12 +250,12 @@ def resumable(store: str | None, new: bool = True) -> Iterator[None]:
 
 def _run_id(store: str | None) -> str | None:
     """Return the id of the run in a local store; None without store, run, or for a URL."""
-    from daskfactor.results.metadata import read_root
+    from daskfactor.runs.metadata import read_root
 
     if store is None or is_url(store):
         return None
     with suppress(DaskfactorError):
-        from daskfactor.results.backends import view_of
+        from daskfactor.runs.backends import view_of
 
         return str(read_root(view_of(store))["attributes"]["trace_id"])
     return None

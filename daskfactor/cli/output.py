@@ -41,8 +41,8 @@ class Cells(o.Command):
 
     def positions_in(self, tree: "xr.DataTree") -> dict[str, list[int]]:
         """Return the selected positions in a run by dimension, without fully selected ones."""
-        from daskfactor.results.schema import factor_dims
-        from daskfactor.results.trace import Run
+        from daskfactor.runs.schema import factor_dims
+        from daskfactor.runs.trace import Run
 
         posterior = tree["posterior"].to_dataset()
         selected: dict[str, list[int]] = {}

@@ -56,7 +56,7 @@ class Recommend(Cells, Output):
 
     def __call__(self) -> o.Answer | None:
         """Rank the columns."""
-        from daskfactor.results.schema import factor_dims
+        from daskfactor.runs.schema import factor_dims
 
         self.check_output()
         tree = _run_with_draws(self.run, "a ranking")
@@ -105,7 +105,7 @@ class Transform(o.WeightedMatrix, Output, o.OnDevice, o.Seeded):
 
 def _run_with_draws(run: str, purpose: str) -> "xr.DataTree":
     """Return the tree of a stored run; refuse one without draws, which ``purpose`` needs."""
-    from daskfactor.results.trace import Run
+    from daskfactor.runs.trace import Run
 
     return Run.of(dfac.open_run(run), purpose).tree
 
@@ -114,7 +114,7 @@ def _with_positions(
     result: "xr.Dataset", tree: "xr.DataTree", selected: dict[str, list[int]]
 ) -> "xr.Dataset":
     """Add the selected positions as coordinates of rows or columns without labels."""
-    from daskfactor.results.schema import factor_dims
+    from daskfactor.runs.schema import factor_dims
 
     if not selected:
         return result

@@ -14,8 +14,8 @@ import numpy as np
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.inference.run_loop import Values, join_values, split_values
-from daskfactor.results.backends import LocalBackend
-from daskfactor.results.files import MARKER, NODE, Checkpoints, disk_errors, plain
+from daskfactor.runs.backends import LocalBackend
+from daskfactor.runs.files import MARKER, NODE, Checkpoints, disk_errors, plain
 from daskfactor.urls import is_url
 
 WHAT, SAFE = "the store of an evidence", "the last checkpoint is safe"

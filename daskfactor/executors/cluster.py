@@ -65,7 +65,7 @@ from daskfactor.executors.tasks import (
 )
 from daskfactor.executors.threads import share_bands
 from daskfactor.machine import single_threaded_blas
-from daskfactor.results.files import PARTIAL
+from daskfactor.runs.files import PARTIAL
 
 logger = logging.getLogger(__name__)
 

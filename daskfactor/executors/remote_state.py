@@ -44,8 +44,8 @@ from daskfactor.executors.tasks import input_key, super_block
 
 if TYPE_CHECKING:
     from daskfactor.executors.cluster import ClusterExecutor
-    from daskfactor.results.files import Checkpoints, Late
-    from daskfactor.results.run_writer import Sink
+    from daskfactor.runs.files import Checkpoints, Late
+    from daskfactor.runs.run_writer import Sink
 
 START_SECONDS = 10.0
 """Seconds that a worker may take to accept data while it starts or ends."""

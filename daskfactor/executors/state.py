@@ -17,8 +17,8 @@ from daskfactor.machine import single_threaded_blas
 
 if TYPE_CHECKING:
     from daskfactor.data.blocks import BlockedData
-    from daskfactor.results.files import Checkpoints, Late
-    from daskfactor.results.run_writer import Sink
+    from daskfactor.runs.files import Checkpoints, Late
+    from daskfactor.runs.run_writer import Sink
 
 Array = NDArray[Any]
 

@@ -38,7 +38,7 @@ from daskfactor.executors.state import (
     without_records,
 )
 from daskfactor.machine import single_threaded_blas
-from daskfactor.results.files import DAMAGE, disk_errors
+from daskfactor.runs.files import DAMAGE, disk_errors
 
 MAX_MESSAGE_BYTES = 2**25
 """Bytes of bands at which a message is full."""

@@ -34,12 +34,12 @@ from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.diagnose import MIN_DRAWS, all_series, effective_size
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series
 from daskfactor.results.summary import is_biased
-from daskfactor.results.trace import Run, Trace, factors_of
 from daskfactor.results.verdict_dataset import VerdictDataset
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import COARSE
+from daskfactor.runs.trace import Run, Trace, factors_of
 
 Array = NDArray[np.float64]
 

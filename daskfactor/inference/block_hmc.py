@@ -60,7 +60,7 @@ from daskfactor.kernels.steps import (
 )
 from daskfactor.kernels.views import Block, Sums, Workspace
 from daskfactor.models.settings import free_components, named_columns, preserve_columns
-from daskfactor.results.schema import Variable, statistic
+from daskfactor.runs.schema import Variable, statistic
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]

@@ -29,8 +29,8 @@ from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.random import Stream, generator, resolve_seed
 from daskfactor.results.diagnose import addressed_cells, effective_size
 from daskfactor.results.ranks import Uniformity, uniformity
-from daskfactor.results.schema import BIASED, FEATURES
 from daskfactor.results.verdict_dataset import VerdictDataset
+from daskfactor.runs.schema import BIASED, FEATURES
 
 Array = NDArray[Any]
 

@@ -28,10 +28,10 @@ from daskfactor.inference.steps import StepSize
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
-from daskfactor.results.files import Checkpoints, Late
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, MONITOR, ROW, Kind, Variable
-from daskfactor.results.trace import extrapolated_moments
+from daskfactor.runs.files import Checkpoints, Late
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import COLUMN, FEATURES, MOMENTS, MONITOR, ROW, Kind, Variable
+from daskfactor.runs.trace import extrapolated_moments
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import scipy
 
+from daskfactor.coupled.source import CoupledData
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.coupled import CoupledData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, put_array

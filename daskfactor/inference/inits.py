@@ -13,8 +13,8 @@ from daskfactor.checks import refuse_unknown, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import Array, FactorModel
-from daskfactor.results.schema import component_labels, factor_dims
-from daskfactor.results.trace import Run, factors_of
+from daskfactor.runs.schema import component_labels, factor_dims
+from daskfactor.runs.trace import Run, factors_of
 from daskfactor.urls import is_url
 
 

@@ -27,8 +27,8 @@ from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent
-from daskfactor.results.schema import COMPONENT_NAME
-from daskfactor.results.stacks import with_index
+from daskfactor.runs.schema import COMPONENT_NAME
+from daskfactor.runs.stacks import with_index
 
 
 @verb

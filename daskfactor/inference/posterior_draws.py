@@ -17,9 +17,9 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
-from daskfactor.results.schema import IDENTITY
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, describes_run, factors_of
+from daskfactor.runs.schema import IDENTITY
+from daskfactor.runs.trace import Run, describes_run, factors_of
 
 Array = NDArray[Any]
 Values = dict[str, Array]

@@ -30,7 +30,7 @@ from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters, Rate, clipped_gamma_log_density
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask, named_columns
-from daskfactor.results.schema import Variable
+from daskfactor.runs.schema import Variable
 
 Array = NDArray[Any]
 Bands = tuple[FactorBand, ...]

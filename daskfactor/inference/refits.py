@@ -12,7 +12,7 @@ from daskfactor.errors import OptionError
 from daskfactor.inference.sampling import sample
 from daskfactor.options import Reading
 from daskfactor.results.pointwise import HELD_OUT, log_likelihood
-from daskfactor.results.schema import CELL_INDICES
+from daskfactor.runs.schema import CELL_INDICES
 
 
 class Refits:

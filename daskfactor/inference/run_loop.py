@@ -10,7 +10,7 @@ import numpy as np
 
 from daskfactor.executors import Executor
 from daskfactor.inference.scratch_checkpoint import ScratchCheckpoint
-from daskfactor.results.files import Checkpoints, Late
+from daskfactor.runs.files import Checkpoints, Late
 
 Values = dict[str, Any]
 """State of a computation by name: arrays, tuples, and values that JSON can hold."""

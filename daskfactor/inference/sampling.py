@@ -43,15 +43,15 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
 from daskfactor.options import OnDevice, OnSampled, verb
 from daskfactor.progress import OnEvent, RunEvent
-from daskfactor.results.files import Checkpoints, Late
 from daskfactor.results.finalize import close_run
-from daskfactor.results.metadata import FORMAT_VERSION
-from daskfactor.results.run_writer import Sink, reserved, sink_of
-from daskfactor.results.schema import BIASED, FEATURES, STEPS, RunSpec
 from daskfactor.results.summary import describe_trend
+from daskfactor.runs.files import Checkpoints, Late
+from daskfactor.runs.metadata import FORMAT_VERSION
+from daskfactor.runs.run_writer import Sink, reserved, sink_of
+from daskfactor.runs.schema import BIASED, FEATURES, STEPS, RunSpec
 
 if TYPE_CHECKING:
-    from daskfactor.results.store import RunStore
+    from daskfactor.runs.store import RunStore
 
 PathText = str | PathLike[str]
 

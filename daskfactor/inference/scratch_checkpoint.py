@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from daskfactor.data.storage import scratch_directory
-from daskfactor.results.backends import LocalBackend
-from daskfactor.results.files import Checkpoints, disk_errors
+from daskfactor.runs.backends import LocalBackend
+from daskfactor.runs.files import Checkpoints, disk_errors
 
 WHAT = "what a run on a cluster goes on from when a worker is lost"
 AGAIN = (

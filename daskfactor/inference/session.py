@@ -11,13 +11,12 @@ import numpy as np
 
 import daskfactor
 from daskfactor.checks import refuse_unknown, warn
+from daskfactor.coupled.source import join
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.coupled import join
 from daskfactor.data.grid import Bands, Grid, block_at
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.opening import reopen
 from daskfactor.data.sources import blocks_of
-from daskfactor.data.tensor import as_tensor, grid_of
 from daskfactor.data.weights import StoredWeights
 from daskfactor.errors import (
     DaskfactorError,
@@ -46,8 +45,9 @@ from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.options import OnDevice, OnSampled, split
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
-from daskfactor.results.files import damaged
-from daskfactor.results.trace import Run
+from daskfactor.runs.files import damaged
+from daskfactor.runs.trace import Run
+from daskfactor.tensor.source import as_tensor, grid_of
 from daskfactor.urls import Location, is_url
 
 if TYPE_CHECKING:

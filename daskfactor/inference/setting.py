@@ -17,8 +17,8 @@ from daskfactor.checks import (
     warn,
     whole_number,
 )
+from daskfactor.coupled.source import CoupledData
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.coupled import CoupledData
 from daskfactor.data.grid import inverse
 from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor

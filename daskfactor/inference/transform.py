@@ -29,8 +29,8 @@ from daskfactor.models.settings import FixedComponents
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_run
-from daskfactor.results.trace import Run
 from daskfactor.results.views import UNSETTLED
+from daskfactor.runs.trace import Run
 
 Array = NDArray[Any]
 Axis = Literal["row", "column"]

@@ -17,7 +17,7 @@ from daskfactor.checks import require
 from daskfactor.errors import OptionError
 from daskfactor.publish import publishing
 from daskfactor.results.components import component_title, format_label
-from daskfactor.results.files import disk_errors
+from daskfactor.runs.files import disk_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -36,7 +36,7 @@ from daskfactor.results.components import (
     components_of,
     with_names,
 )
-from daskfactor.results.trace import Trace, as_tree
+from daskfactor.runs.trace import Trace, as_tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

@@ -21,7 +21,7 @@ from daskfactor.plots.canvas import (
 )
 from daskfactor.plots.registry import figure
 from daskfactor.results.compare import pairwise_distances
-from daskfactor.results.trace import Run, Trace, as_tree, effective_number
+from daskfactor.runs.trace import Run, Trace, as_tree, effective_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

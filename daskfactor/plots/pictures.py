@@ -27,8 +27,8 @@ from daskfactor.plots.panels import picture
 from daskfactor.plots.registry import figure
 from daskfactor.results.align import aligned_run, component_positions, unit_size
 from daskfactor.results.compare import intensity_shares
-from daskfactor.results.schema import component_labels
-from daskfactor.results.trace import Trace, draw_at
+from daskfactor.runs.schema import component_labels
+from daskfactor.runs.trace import Trace, draw_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

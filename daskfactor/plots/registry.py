@@ -9,7 +9,7 @@ import xarray as xr
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import P, in_style
 from daskfactor.results.components import with_names
-from daskfactor.results.trace import Run, Trace, as_tree
+from daskfactor.runs.trace import Run, Trace, as_tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

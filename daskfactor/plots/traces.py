@@ -24,7 +24,7 @@ from daskfactor.plots.canvas import (
 )
 from daskfactor.plots.registry import figure
 from daskfactor.results.series import balanced_density
-from daskfactor.results.trace import Run, Trace, as_tree
+from daskfactor.runs.trace import Run, Trace, as_tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,9 +30,9 @@ from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.recommender.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
 from daskfactor.results.predict import with_new
-from daskfactor.results.schema import tree_of
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import Run, Trace, factors_of, reads_in_threads
+from daskfactor.runs.schema import tree_of
+from daskfactor.runs.trace import Run, Trace, factors_of, reads_in_threads
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]

@@ -16,10 +16,10 @@ from daskfactor.publish import check_free, publishing
 from daskfactor.reports import sections
 from daskfactor.results.components import components_of, with_names
 from daskfactor.results.coverage import held_out_coverage
-from daskfactor.results.files import disk_errors
 from daskfactor.results.finalize import facts
 from daskfactor.results.identifiability import component_swaps
-from daskfactor.results.trace import Run, Trace, as_tree, reads_in_threads
+from daskfactor.runs.files import disk_errors
+from daskfactor.runs.trace import Run, Trace, as_tree, reads_in_threads
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from daskfactor.results.components import SURE, Components, Factor, format_label
 from daskfactor.results.describe import description_lines
 from daskfactor.results.series import TITLES
 from daskfactor.results.summary import Summary, sections_of
-from daskfactor.results.trace import Run
 from daskfactor.results.verdict import LIGHTS
+from daskfactor.runs.trace import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,10 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of
 from daskfactor.errors import OptionError
-from daskfactor.results.schema import COARSE, MOMENTS, STEIN, component_labels, tree_of
-from daskfactor.results.stacks import indexed
 from daskfactor.results.tensors import level_scales, rescaled
-from daskfactor.results.trace import (
+from daskfactor.runs.schema import COARSE, MOMENTS, STEIN, component_labels, tree_of
+from daskfactor.runs.stacks import indexed
+from daskfactor.runs.trace import (
     Run,
     Running,
     Symmetries,

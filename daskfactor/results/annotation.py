@@ -23,10 +23,10 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.publish import check_free, publishing
 from daskfactor.results.align import align, sizes
 from daskfactor.results.components import factor_moments
-from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.summary import cached_summary
 from daskfactor.results.summary_cache import cached_in
-from daskfactor.results.trace import Run, Trace, reads_in_threads
+from daskfactor.runs.schema import MOMENTS, component_labels
+from daskfactor.runs.trace import Run, Trace, reads_in_threads
 from daskfactor.urls import Location
 
 Array = NDArray[Any]

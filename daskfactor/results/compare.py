@@ -1,6 +1,6 @@
 """Comparisons of particles: components, distances, largest entries, scores.
 
-Masses are those of `daskfactor.results.trace.Run.masses`. The paper's letters are A for W
+Masses are those of `daskfactor.runs.trace.Run.masses`. The paper's letters are A for W
 and W for H.
 
 Source: Masood and Doshi-Velez, "A particle-based variational approach to Bayesian non-negative
@@ -28,7 +28,7 @@ from daskfactor.results.align import (
     unit_size,
 )
 from daskfactor.results.tensors import axis_spans
-from daskfactor.results.trace import Run, Symmetries, Trace, each_draw, reads_in_threads
+from daskfactor.runs.trace import Run, Symmetries, Trace, each_draw, reads_in_threads
 
 Array = NDArray[np.float64]
 Side = Literal["W", "H"]

@@ -23,9 +23,9 @@ from daskfactor.markup import visible
 from daskfactor.results.align import align
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.predict import matched_interval
-from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.tensors import axis_spans
-from daskfactor.results.trace import Run, Trace
+from daskfactor.runs.schema import MOMENTS, component_labels
+from daskfactor.runs.trace import Run, Trace
 
 Array = NDArray[np.float64]
 

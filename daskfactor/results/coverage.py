@@ -10,8 +10,8 @@ from daskfactor.checks import cells_at, cells_of_tensor
 from daskfactor.data.holdout import find_cells
 from daskfactor.errors import OptionError
 from daskfactor.results.predict import monitored, predict, predict_at
-from daskfactor.results.schema import CELL_INDICES, MONITOR
-from daskfactor.results.trace import Run, Trace, reads_in_threads
+from daskfactor.runs.schema import CELL_INDICES, MONITOR
+from daskfactor.runs.trace import Run, Trace, reads_in_threads
 
 Cells = tuple[ArrayLike, ...]
 

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from scipy import special
 
 from daskfactor.results.align import align, as_drawn, reference_from, sizes
-from daskfactor.results.schema import CELL_INDICES, MONITOR
 from daskfactor.results.series import (
     Series,
     balanced_density,
@@ -36,7 +35,8 @@ from daskfactor.results.series import (
     order_of,
 )
 from daskfactor.results.tensors import PLACES, compared
-from daskfactor.results.trace import Run, Symmetries, Weights, each_draw
+from daskfactor.runs.schema import CELL_INDICES, MONITOR
+from daskfactor.runs.trace import Run, Symmetries, Weights, each_draw
 
 Array = NDArray[np.float64]
 

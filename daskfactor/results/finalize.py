@@ -8,11 +8,11 @@ import xarray as xr
 
 from daskfactor.models.settings import EFFECTIVE
 from daskfactor.results.describe import facts_of
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import MOMENTS
 from daskfactor.results.summary import Summary, cached_summary, compute_summary, of_particles
 from daskfactor.results.summary_cache import CachedSummary, cache_attr, cached_in
-from daskfactor.results.trace import Run
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import MOMENTS
+from daskfactor.runs.trace import Run
 
 MAX_SUMMARIZED_BYTES: Final = 2**30
 """Largest size of draws in bytes that a run summarizes at its end (about ten seconds)."""

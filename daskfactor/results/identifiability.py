@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from daskfactor.results.align import aligned_run, unit
 from daskfactor.results.components import Factor, components_of
-from daskfactor.results.schema import MOMENTS
-from daskfactor.results.trace import Trace, each_draw, reads_in_threads
+from daskfactor.runs.schema import MOMENTS
+from daskfactor.runs.trace import Trace, each_draw, reads_in_threads
 
 Array = NDArray[np.float64]
 

@@ -5,10 +5,10 @@ from typing import Any
 import xarray as xr
 
 from daskfactor.errors import OptionError
-from daskfactor.results.opening import open_run
-from daskfactor.results.schema import tree_of
-from daskfactor.results.stacks import unstacked
-from daskfactor.results.trace import Trace
+from daskfactor.runs.opening import open_run
+from daskfactor.runs.schema import tree_of
+from daskfactor.runs.stacks import unstacked
+from daskfactor.runs.trace import Trace
 
 
 def unstack(result: Trace | xr.Dataset | xr.DataArray) -> Any:

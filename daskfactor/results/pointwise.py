@@ -36,11 +36,11 @@ from daskfactor.results.predictive_moments import (
     map_blocks,
     mu_of,
 )
-from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
 from daskfactor.results.selection import Cells, keys_of, select, values_at
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, variances
+from daskfactor.runs.schema import CELL_INDICES, group_attrs, tree_of
+from daskfactor.runs.trace import Run, Trace, reads_in_threads
 
 Array = NDArray[Any]
 Lazy = Any  # dask.array.Array

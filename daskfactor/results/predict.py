@@ -23,7 +23,10 @@ from daskfactor.results.predictive_moments import (
     per_cell,
     quantiles,
 )
-from daskfactor.results.schema import (
+from daskfactor.results.selection import Cells, paired, select
+from daskfactor.results.tensors import chosen
+from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
+from daskfactor.runs.schema import (
     CELL_INDICES,
     CELL_NAMES,
     COARSE,
@@ -31,11 +34,8 @@ from daskfactor.results.schema import (
     MONITOR,
     tree_of,
 )
-from daskfactor.results.selection import Cells, paired, select
-from daskfactor.results.stacks import stacks_of, unstacked, with_index
-from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Run, Trace, reads_in_threads
-from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
+from daskfactor.runs.stacks import stacks_of, unstacked, with_index
+from daskfactor.runs.trace import Run, Trace, reads_in_threads
 
 Array = NDArray[Any]
 Of = Literal["observation", "mean"]

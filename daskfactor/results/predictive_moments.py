@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from daskfactor.machine import single_threaded_blas
 from daskfactor.results.selection import Cells, paired
-from daskfactor.results.trace import Running, effective_number, factors_of, relative
+from daskfactor.runs.trace import Running, effective_number, factors_of, relative
 
 Array = NDArray[Any]
 Positions = NDArray[np.int64]

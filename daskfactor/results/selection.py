@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from daskfactor.data.labels import is_usable
 from daskfactor.errors import OptionError
-from daskfactor.results.stacks import stacks_of
-from daskfactor.results.trace import Run
+from daskfactor.runs.stacks import stacks_of
+from daskfactor.runs.trace import Run
 
 Cells = tuple[xr.DataArray, xr.DataArray]
 """Positions of rows and columns with the user's names and labels: of a grid of cells, or of single

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from daskfactor.results.align import as_drawn, best_order, since_drawn
 from daskfactor.results.tensors import axis_factors
-from daskfactor.results.trace import Run, Symmetries
 from daskfactor.results.verdict import MIN_SHARE
+from daskfactor.runs.trace import Run, Symmetries
 
 Array = NDArray[np.float64]
 

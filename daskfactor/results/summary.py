@@ -23,10 +23,8 @@ from daskfactor.results.diagnose import (
     rhat_beyond_autocorrelation,
     trend,
 )
-from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import TITLES, Series, balanced_density
 from daskfactor.results.summary_cache import CachedSummary, cached_at, cached_in
-from daskfactor.results.trace import Run, Trace, as_tree, reads_in_threads
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 from daskfactor.results.verdict import (
     BAD_RHAT,
@@ -48,6 +46,8 @@ from daskfactor.results.verdict import (
     with_unconverged,
 )
 from daskfactor.results.verdict_dataset import INDENT, VerdictDataset
+from daskfactor.runs.schema import BIASED, COARSE, MONITOR
+from daskfactor.runs.trace import Run, Trace, as_tree, reads_in_threads
 
 Array = NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from daskfactor.errors import StoreError
-from daskfactor.results.backends import FolderView, view_of
-from daskfactor.results.files import counts_of, read_marker
-from daskfactor.results.metadata import intact, nodes_of, read_root
 from daskfactor.results.verdict import RULES
+from daskfactor.runs.backends import FolderView, view_of
+from daskfactor.runs.files import counts_of, read_marker
+from daskfactor.runs.metadata import intact, nodes_of, read_root
 
 if TYPE_CHECKING:
     import xarray as xr

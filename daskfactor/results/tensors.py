@@ -22,8 +22,8 @@ from daskfactor.checks import cells_of_tensor
 from daskfactor.data.labels import FACTOR
 from daskfactor.errors import OptionError
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.results.schema import MONITOR, WARMUP, factor_dims, tree_of
-from daskfactor.results.trace import Axes, Run
+from daskfactor.runs.schema import MONITOR, WARMUP, factor_dims, tree_of
+from daskfactor.runs.trace import Axes, Run
 
 MAX_CELLS = 2**24
 MAX_COMPARED = 256

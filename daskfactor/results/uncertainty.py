@@ -8,7 +8,7 @@ import xarray as xr
 
 from daskfactor.errors import DataError, OptionError
 from daskfactor.results.selection import Cells, asarray, values_at
-from daskfactor.results.trace import Run
+from daskfactor.runs.trace import Run
 
 Lazy = Any  # dask.array.Array
 

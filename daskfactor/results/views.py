@@ -13,9 +13,9 @@ import xarray as xr
 from daskfactor.data.labels import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.options import near_name
-from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, WARMUP, tree_of
 from daskfactor.results.tensors import attrs_of_part, axis_factors, unfolding
-from daskfactor.results.trace import Run, Trace
+from daskfactor.runs.schema import CELL_INDICES, MOMENTS, MONITOR, WARMUP, tree_of
+from daskfactor.runs.trace import Run, Trace
 
 COMPONENT = "component"
 ONE, OTHER = "daskfactor component", "daskfactor other component"

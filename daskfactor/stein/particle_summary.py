@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from daskfactor.results.align import match, reference_from
 from daskfactor.results.diagnose import all_series
-from daskfactor.results.schema import STEIN
 from daskfactor.results.series import TITLES, Series
-from daskfactor.results.trace import (
+from daskfactor.results.verdict import MIN_COSINE, SMALL_ERROR, Light, Status
+from daskfactor.runs.schema import STEIN
+from daskfactor.runs.trace import (
     Run,
     Weights,
     draw_at,
     each_draw,
     effective_number,
 )
-from daskfactor.results.verdict import MIN_COSINE, SMALL_ERROR, Light, Status
 
 Array = NDArray[np.float64]
 

@@ -26,17 +26,17 @@ from daskfactor.options import OnMatrix, Running, verb
 from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.align import match, reference_from
-from daskfactor.results.files import Checkpoints, Late
 from daskfactor.results.finalize import close_run
-from daskfactor.results.run_writer import Sink, reserved, sink_of
-from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.trace import Run, Symmetries, Trace
+from daskfactor.runs.files import Checkpoints, Late
+from daskfactor.runs.run_writer import Sink, reserved, sink_of
+from daskfactor.runs.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
+from daskfactor.runs.trace import Run, Symmetries, Trace
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
 from daskfactor.stein.particles import Particles, Posterior, factors_of, on_simplex, read
 
 if TYPE_CHECKING:
-    from daskfactor.results.store import RunStore
+    from daskfactor.runs.store import RunStore
 
 Array = NDArray[Any]
 

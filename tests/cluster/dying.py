@@ -19,7 +19,7 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.inference import setting
 from daskfactor.results import files
-from daskfactor.results.repository import RepositoryBackend
+from daskfactor.runs.repository import RepositoryBackend
 from tests.cluster.support import cluster
 
 SETTINGS = {"draws": 24, "tune": 12, "random_seed": 5, "blocks": 3}

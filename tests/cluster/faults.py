@@ -36,7 +36,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError
-from daskfactor.results.backends import view_of
+from daskfactor.runs.backends import view_of
 from tests.cluster import dying
 from tests.cluster.hosts import environment, start
 from tests.cluster.support import EXECUTORS

@@ -17,10 +17,10 @@ from daskfactor.executors.cluster import ClusterExecutor
 from daskfactor.executors.remote_state import WorkerStateClient
 from daskfactor.executors.store import read_errors
 from daskfactor.results import schema
-from daskfactor.results.backends import LocalBackend
-from daskfactor.results.store import RunStore
-from daskfactor.results.writer import Writer
-from daskfactor.results.zarr_stores import DurableStore
+from daskfactor.runs.backends import LocalBackend
+from daskfactor.runs.store import RunStore
+from daskfactor.runs.writer import Writer
+from daskfactor.runs.zarr_stores import DurableStore
 from tests.cluster import dying
 from tests.cluster.support import cluster, same
 from tests.refusals import refused

@@ -16,7 +16,7 @@ from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience, is_adaptive
 from daskfactor.results import files
-from daskfactor.results.repository import RepositoryBackend
+from daskfactor.runs.repository import RepositoryBackend
 from tests.cluster.faults import EXECUTORS, FAULTS, large, small, strike_run
 from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, kill_one, oracle, wait_at_gate
 from tests.cluster.support import IMPATIENT, SHORT, bare_worker, beside, cluster, executing, named

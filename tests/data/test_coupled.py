@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import daskfactor as dfac
+from daskfactor.coupled.source import CoupledData, join
 from daskfactor.data.blocks import open_shared
-from daskfactor.data.coupled import CoupledData, join
 from daskfactor.data.grid import Grid
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.kernels.views import BlockView, SparseBlock

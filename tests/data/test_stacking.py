@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.data.stacking import Side
-from daskfactor.data.tensor import TensorData, as_tensor
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+from daskfactor.tensor.source import TensorData, as_tensor
 from tests.refusals import refused
 from tests.tiers import FULL
 

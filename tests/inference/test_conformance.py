@@ -280,9 +280,7 @@ def test_another_seed_gives_other_draws(name):
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, monkeypatch):
     """The unbroken run has one segment where these have many."""
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 4)
-    monkeypatch.setattr(
-        "daskfactor.results.files.CHEAP_SECONDS", np.inf
-    )  # save on slow machines, too
+    monkeypatch.setattr("daskfactor.runs.files.CHEAP_SECONDS", np.inf)  # save on slow machines, too
 
     def press(event):
         if event.phase == "draw" and event.done > 5:

@@ -9,9 +9,9 @@ import xarray as xr
 from scipy import stats
 
 import daskfactor as dfac
-from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.setting import Setting
+from daskfactor.tensor.source import as_tensor
 from tests.executors.audit import AuditExecutor
 from tests.inference.test_conformance import same
 from tests.refusals import refused

@@ -14,7 +14,7 @@ from daskfactor.inference.parameters import Parameter
 from daskfactor.inference.sampling import NOT_STARTED, ChainsRun, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import FactorModel, Learnt
-from daskfactor.results.run_writer import Sink
+from daskfactor.runs.run_writer import Sink
 from tests.inference.gaussian_reference import chain_of
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
 from tests.random_sparse import random_array

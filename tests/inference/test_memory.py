@@ -11,7 +11,7 @@ import pytest
 
 from daskfactor import PSGLD, TweedieNMF, as_blocks, sample
 from daskfactor.inference import chain, setting
-from daskfactor.results.schema import CHUNK_BYTES
+from daskfactor.runs.schema import CHUNK_BYTES
 
 ROWS, COLUMNS, K, DRAWS = 32, 8_000, 8, 260
 DRAW = (ROWS + COLUMNS) * K * 4

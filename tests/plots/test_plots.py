@@ -13,7 +13,7 @@ from daskfactor.plots.particles import diversity_plot, weights_plot
 from daskfactor.plots.pictures import particle_panel
 from daskfactor.results.compare import intensity_shares, pairwise_distances
 from daskfactor.results.components import components_of, factor_moments
-from daskfactor.results.trace import Run
+from daskfactor.runs.trace import Run
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
 from tests.refusals import refused

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.trace import open_run
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
+from daskfactor.runs.trace import open_run
 from tests.results.runs import create_store
 
 ROWS, COLUMNS, K, M = 7, 5, 3, 6

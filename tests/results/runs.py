@@ -8,10 +8,10 @@ from numpy.testing import assert_array_equal
 
 from daskfactor.inference.block_hmc import BlockHMCKernel
 from daskfactor.results import schema
-from daskfactor.results.opening import check_weights
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import COLUMN, MOMENTS, MONITOR, ROW, RunSpec, factor_dims
-from daskfactor.results.store import RunStore, reserve
+from daskfactor.runs.opening import check_weights
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import COLUMN, MOMENTS, MONITOR, ROW, RunSpec, factor_dims
+from daskfactor.runs.store import RunStore, reserve
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.results.align import _best_draw, match, reference_from
-from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Run, Symmetries
+from daskfactor.runs.schema import factor_dims
+from daskfactor.runs.trace import Run, Symmetries
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
 from tests.results.particle_tree import modes, particle_tree

@@ -22,11 +22,11 @@ from daskfactor.inference.langevin import coupled
 from daskfactor.inference.parameters import stored_hyper
 from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.setting import RunOptions
-from daskfactor.results.files import seal
-from daskfactor.results.metadata import INDEX
-from daskfactor.results.schema import RunSpec
-from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
+from daskfactor.runs.files import seal
+from daskfactor.runs.metadata import INDEX
+from daskfactor.runs.schema import RunSpec
+from daskfactor.runs.store import RunStore
+from daskfactor.runs.trace import open_run
 from daskfactor.stein.ensemble import ParticleMethod
 from tests.refusals import refused
 from tests.results.runs import I, J, K, create_store, factors, fill, make_spec, store_run

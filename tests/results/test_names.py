@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
-from daskfactor.results.schema import factor_dims
+from daskfactor.runs.schema import factor_dims
 from tests.data.test_stacking import cube
 from tests.refusals import refused
 from tests.results.runs import I, J

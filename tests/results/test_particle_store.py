@@ -8,9 +8,9 @@ import xarray as xr
 from numpy.testing import assert_array_equal
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.store import RunStore
+from daskfactor.runs.trace import open_run
 from tests.refusals import refused
 from tests.results import particle_tree as particles
 from tests.results.particle_tree import KERNEL, WEIGHTS, M, particle_factors

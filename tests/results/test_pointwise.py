@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.results import pointwise, predictive_moments
-from daskfactor.results.schema import MOMENTS
+from daskfactor.runs.schema import MOMENTS
 from tests.fake_run import drawn_tree
 from tests.models.laws import compound_density
 from tests.refusals import refused

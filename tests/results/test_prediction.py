@@ -14,7 +14,7 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.results import predictive_moments
 from daskfactor.results.predict import monitored, predict
-from daskfactor.results.schema import RunSpec
+from daskfactor.runs.schema import RunSpec
 from tests.models.laws import observation_interval
 from tests.refusals import refused
 from tests.results import runs

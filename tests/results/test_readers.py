@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import DataError, OptionError, StoreFormatError
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
-from daskfactor.results.store import RunStore
-from daskfactor.results.trace import expectation, open_run
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
+from daskfactor.runs.store import RunStore
+from daskfactor.runs.trace import expectation, open_run
 from tests.pairwise import pairwise
 from tests.refusals import refused
 from tests.results import runs
@@ -187,7 +187,7 @@ def test_expectation_is_an_extrapolated_mean(tmp_path, name, coarse, chain, monk
     spec, function = make_spec(has_coarse=coarse), FUNCTIONS[name]
     expected = _naive(spec, function, range(CHAINS) if chain is None else [chain])
     # Three draws at a time, so that the blocks do not divide the run.
-    monkeypatch.setattr("daskfactor.results.trace._READ_BYTES", 3 * (I + J) * K * 4)
+    monkeypatch.setattr("daskfactor.runs.trace._READ_BYTES", 3 * (I + J) * K * 4)
     for trace in (memory_tree(spec), store_run(tmp_path / "run.zarr", spec)):
         assert_allclose(expectation(trace, function, chain=chain), expected, rtol=1e-5)
 

@@ -13,7 +13,7 @@ from daskfactor import component_variability, downstream, pairwise_distances, to
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results import compare
 from daskfactor.results.components import components_of, format_quantity
-from daskfactor.results.trace import Run
+from daskfactor.runs.trace import Run
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
 from tests.refusals import refused

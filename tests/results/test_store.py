@@ -14,12 +14,12 @@ from numpy.testing import assert_array_equal
 
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.files import seal
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import MOMENTS, RunSpec
-from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
-from daskfactor.results.zarr_stores import DurableStore
+from daskfactor.runs.files import seal
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import MOMENTS, RunSpec
+from daskfactor.runs.store import RunStore
+from daskfactor.runs.trace import open_run
+from daskfactor.runs.zarr_stores import DurableStore
 from tests.refusals import refused
 from tests.results import runs
 from tests.results.runs import (
@@ -98,7 +98,7 @@ def test_draws_exist_only_once_committed(path):
 @pytest.mark.parametrize("size", [1, 3, 4, 10])
 def test_chunks_that_do_not_match_the_writes_change_nothing(path, size, monkeypatch):
     """And the writer may reuse its arrays."""
-    monkeypatch.setattr("daskfactor.results.schema.CHUNK_BYTES", 4 * I * K * 4)
+    monkeypatch.setattr("daskfactor.runs.schema.CHUNK_BYTES", 4 * I * K * 4)
     with create_store(path, make_spec()) as store:
         assert zarr.open_array(path, path="posterior/W", mode="r").chunks[1] == 4
         for start in range(0, DRAWS, size):

@@ -12,7 +12,7 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.results.diagnose import addressed_cells, convergence, factor_series, trend
 from daskfactor.results.ranks import band, uniformity
-from daskfactor.results.trace import Symmetries
+from daskfactor.runs.trace import Symmetries
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
 from tests.results import particle_tree as particles

@@ -20,9 +20,9 @@ from daskfactor.data.icechunks import icechunk_storage
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results import repository, zarr_stores
 from daskfactor.results import store as store_module
-from daskfactor.results.backends import ZarrView
-from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
+from daskfactor.runs.backends import ZarrView
+from daskfactor.runs.store import RunStore
+from daskfactor.runs.trace import open_run
 from tests.object_store import SECRETS, slow
 from tests.refusals import refused
 from tests.results.runs import (
@@ -397,7 +397,7 @@ WAITS = {
 @pytest.mark.parametrize("where", WAITS)
 def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch, where):
     now = 0.0
-    monkeypatch.setattr("daskfactor.results.files.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("daskfactor.runs.files.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.chdir(tmp_path)
     with create_store(where, make_spec()) as store:
         for wait, cost in WAITS[where]:

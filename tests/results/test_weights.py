@@ -13,7 +13,7 @@ from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.results import predictive_moments
 from daskfactor.results.predict import monitored
 from daskfactor.results.predictive_moments import weighted_quantiles
-from daskfactor.results.trace import Run, effective_number
+from daskfactor.runs.trace import Run, effective_number
 from tests.refusals import refused
 from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_store, particle_tree
 from tests.results.runs import CHAINS, DRAWS, make_spec, memory_tree

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daskfactor.results.schema import MOMENTS
-from daskfactor.results.store import RunStore
+from daskfactor.runs.schema import MOMENTS
+from daskfactor.runs.store import RunStore
 from tests.results.runs import factors, put_moments
 
 SERVER = multiprocessing.get_context("forkserver")

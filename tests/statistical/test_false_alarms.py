@@ -11,7 +11,7 @@ import pytest
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.data.coupled import CoupledData, join
+from daskfactor.coupled.source import CoupledData, join
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.chain import Chain
@@ -24,7 +24,7 @@ from daskfactor.inference.dispersion import (
 from daskfactor.inference.multiplicative import mean_floor, start_state
 from daskfactor.inference.passes import Place
 from daskfactor.inference.program import Tally, tally
-from daskfactor.results.files import Checkpoints
+from daskfactor.runs.files import Checkpoints
 from tests.statistical.made_counts import counts, means
 
 pytestmark = pytest.mark.statistical

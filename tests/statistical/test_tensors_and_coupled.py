@@ -19,8 +19,8 @@ from daskfactor.evidence import tempered
 from daskfactor.inference import calibration
 from daskfactor.kernels import blockwise
 from daskfactor.models.coupled import JointLaw
-from daskfactor.results.schema import BIASED
 from daskfactor.results.views import factors
+from daskfactor.runs.schema import BIASED
 from tests.statistical.allocations import Priors, component
 from tests.tiers import tiered
 

@@ -5,7 +5,7 @@ from typing import Any, Final, Self
 
 import zarr
 
-from daskfactor.results.files import archive
+from daskfactor.runs.files import archive
 
 # Chunks of fill values are written too, because a missing chunk counts as damage.
 _WRITE_EMPTY: Final = {"array.write_empty_chunks": True}

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Final
 
 from daskfactor.data.icechunks import ask, repository_at
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results.backends import View, ZarrView, view_of
-from daskfactor.results.files import CHECKPOINT, STATE, conflict_error, write_json
-from daskfactor.results.zarr_stores import PatientStore
+from daskfactor.runs.backends import View, ZarrView, view_of
+from daskfactor.runs.files import CHECKPOINT, STATE, conflict_error, write_json
+from daskfactor.runs.zarr_stores import PatientStore
 from daskfactor.urls import unreachable_error
 
 logger = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.publish import Lock
 
 if TYPE_CHECKING:
-    from daskfactor.results.backends import Backend, View
-    from daskfactor.results.writer import Writer
+    from daskfactor.runs.backends import Backend, View
+    from daskfactor.runs.writer import Writer
 
 Arrays = dict[str, NDArray[Any]]
 Late = dict[str, NDArray[Any] | Callable[[], NDArray[Any]]]
@@ -473,7 +473,7 @@ class Checkpoints:
         StoreError
             If the run is in the memory of this process.
         """
-        from daskfactor.results.writer import Writer
+        from daskfactor.runs.writer import Writer
 
         return Writer(self._backend.fork(), self._backend.name, self._stamp)
 

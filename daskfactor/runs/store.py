@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.backends import (
+from daskfactor.runs.backends import (
     Backend,
     Reservation,
     open_backend,
     refuse_url,
     view_of,
 )
-from daskfactor.results.files import (
+from daskfactor.runs.files import (
     CHECKPOINT,
     MARKER,
     NODE,
@@ -43,10 +43,10 @@ from daskfactor.results.files import (
     seal,
     write_json,
 )
-from daskfactor.results.metadata import INDEX, nodes_of, read_root
-from daskfactor.results.opening import checked_store, committed_tree
-from daskfactor.results.run_writer import Sink
-from daskfactor.results.schema import (
+from daskfactor.runs.metadata import INDEX, nodes_of, read_root
+from daskfactor.runs.opening import checked_store, committed_tree
+from daskfactor.runs.run_writer import Sink
+from daskfactor.runs.schema import (
     CELL_INDICES,
     COARSE,
     GROUP_ATTRS,
@@ -57,7 +57,7 @@ from daskfactor.results.schema import (
     layouts,
     planned_draws,
 )
-from daskfactor.results.writer import Writer
+from daskfactor.runs.writer import Writer
 from daskfactor.urls import public_location
 
 # Draws hardly compress, since only their exponents are not noise: on 8 MB of float32 draws, zstd
@@ -298,7 +298,7 @@ class RunStore(Sink):
         self.close()
 
     def tree(self) -> xr.DataTree:
-        """Return the committed draws lazily; see `daskfactor.results.opening.open_run`."""
+        """Return the committed draws lazily; see `daskfactor.runs.opening.open_run`."""
         view = view_of(self.path) if self._place is None else self._place.committed()
         return committed_tree(view, self.committed)
 

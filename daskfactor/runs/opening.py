@@ -8,10 +8,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.backends import View, view_of
-from daskfactor.results.files import SEAL, Counts, counts_of, read_marker
-from daskfactor.results.metadata import INDEX, LIBRARY, nodes_of, read_root
-from daskfactor.results.schema import (
+from daskfactor.runs.backends import View, view_of
+from daskfactor.runs.files import SEAL, Counts, counts_of, read_marker
+from daskfactor.runs.metadata import INDEX, LIBRARY, nodes_of, read_root
+from daskfactor.runs.schema import (
     GROUP_ATTRS,
     MOMENTS,
     MONITOR,
@@ -20,10 +20,10 @@ from daskfactor.results.schema import (
     planned_draws,
     tree_of,
 )
-from daskfactor.results.stacks import indexed
+from daskfactor.runs.stacks import indexed
 
 if TYPE_CHECKING:
-    from daskfactor.results.zarr_stores import CheckedStore
+    from daskfactor.runs.zarr_stores import CheckedStore
 
 
 def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataTree:
@@ -117,7 +117,7 @@ def _marker(view: View, document: dict[str, Any]) -> dict[str, Any]:
 
 def checked_store(view: View, document: dict[str, Any], layer: str | None = None) -> "CheckedStore":
     """Open a run store for reading, with checks of checksums; ``layer`` has the newest moments."""
-    from daskfactor.results.zarr_stores import CheckedStore
+    from daskfactor.runs.zarr_stores import CheckedStore
 
     checked = [
         name

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import daskfactor
 from daskfactor.errors import DataError, OptionError, StoreFormatError
-from daskfactor.results.metadata import FORMAT_VERSION, LIBRARY
+from daskfactor.runs.metadata import FORMAT_VERSION, LIBRARY
 
 ROW: Final = "{row}"
 COLUMN: Final = "{column}"

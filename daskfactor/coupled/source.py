@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.axes import Axis, Index, axes_of, factors_of, put_on_sides, refuse_doubles
+from daskfactor.coupled.axes import Axis, Index, axes_of, factors_of, put_on_sides, refuse_doubles
 from daskfactor.data.bands import band_of
 from daskfactor.data.blocks import BlockedData, as_scipy, filled
 from daskfactor.data.grid import Bands, Block, Grid, default_blocks, inverse

@@ -24,7 +24,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, WrapperStore
 
 from daskfactor.errors import StoreError
-from daskfactor.results.files import (
+from daskfactor.runs.files import (
     CHECKPOINT,
     NODE,
     STATE,
@@ -33,7 +33,7 @@ from daskfactor.results.files import (
     flush_path,
     scratch_folder,
 )
-from daskfactor.results.schema import MOMENTS, MONITOR
+from daskfactor.runs.schema import MOMENTS, MONITOR
 from daskfactor.urls import retry_async
 
 PIECE: Final = 2**23

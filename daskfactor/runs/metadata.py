@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from daskfactor.errors import StoreError, StoreFormatError
 from daskfactor.machine import require_memory
-from daskfactor.results.files import MARKER, NODE, check_seal, damaged
+from daskfactor.runs.files import MARKER, NODE, check_seal, damaged
 
 if TYPE_CHECKING:
-    from daskfactor.results.backends import View
+    from daskfactor.runs.backends import View
 
 LIBRARY: Final = "daskfactor"
 FORMAT_VERSION: Final = 2

@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from daskfactor.data.labels import Stack
-from daskfactor.results.schema import tree_of
+from daskfactor.runs.schema import tree_of
 
 STACKS: Final = "stacks"
 """Attribute of a tree: stacked dimensions by name, as JSON."""

@@ -11,19 +11,19 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results.files import Checkpoints, Counts, plain
-from daskfactor.results.opening import check_weights, trimmed
-from daskfactor.results.schema import (
+from daskfactor.runs.files import Checkpoints, Counts, plain
+from daskfactor.runs.opening import check_weights, trimmed
+from daskfactor.runs.schema import (
     STEIN,
     RunSpec,
     group_coords,
     layouts,
     tree_of,
 )
-from daskfactor.results.stacks import indexed
+from daskfactor.runs.stacks import indexed
 
 if TYPE_CHECKING:
-    from daskfactor.results.backends import Reservation
+    from daskfactor.runs.backends import Reservation
 
 Array = NDArray[Any]
 
@@ -40,7 +40,7 @@ def reserved(store: str | PathLike[str] | None, overwrite: bool) -> Iterator["Re
     if store is None:
         yield None
         return
-    from daskfactor.results.store import reserve  # zarr takes a tenth of a second
+    from daskfactor.runs.store import reserve  # zarr takes a tenth of a second
 
     with closing(reserve(fspath(store), overwrite)) as reservation:
         yield reservation
@@ -56,7 +56,7 @@ def sink_of(spec: RunSpec, reservation: "Reservation | None", state: tuple[Any, 
     """
     if reservation is None:
         return Sink(spec)
-    from daskfactor.results.store import RunStore
+    from daskfactor.runs.store import RunStore
 
     return RunStore.begin(reservation, spec, state)
 
@@ -231,7 +231,7 @@ class Sink:
         ----------
         arrays
             Numeric arrays by name, or functions that return them (see
-            `daskfactor.results.files.Late`).
+            `daskfactor.runs.files.Late`).
         meta
             JSON-able; ``meta["draws"]`` is the number of draws to commit (one number, or one per
             chain), ``meta["warmup_draws"]`` likewise (by default all). All of them must have been

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 from daskfactor.data.icechunks import icechunk_missing, is_installed
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.publish import Lock, Publication, recover, restore
-from daskfactor.results.files import (
+from daskfactor.runs.files import (
     MARKER,
     NODE,
     PARTIAL,
@@ -193,7 +193,7 @@ class LocalBackend(FolderView):
     def __init__(
         self, path: Path, lock: Lock | None = None, reservation: "Reservation | None" = None
     ) -> None:
-        from daskfactor.results.zarr_stores import DurableStore
+        from daskfactor.runs.zarr_stores import DurableStore
 
         super().__init__(path)
         self._lock, self._reservation = lock, reservation
@@ -341,7 +341,7 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
     view: View = FolderView(Path(text))
     if text.is_url:
         from daskfactor.data.safe_zarr import plain_store
-        from daskfactor.results.repository import repository_view
+        from daskfactor.runs.repository import repository_view
 
         cloud = text.scheme in CLOUD
         repository = repository_view(text, snapshot) if cloud and is_installed() else None
@@ -369,7 +369,7 @@ def open_backend(path: str) -> Backend:
         return LocalBackend.opened(Path(path))
     refuse_url(path)
     from daskfactor.data.icechunks import repository_at
-    from daskfactor.results.repository import RepositoryBackend
+    from daskfactor.runs.repository import RepositoryBackend
 
     return RepositoryBackend(path, repository_at(path, make=True))
 
@@ -417,7 +417,7 @@ class Reservation:
     def new_backend(self) -> Backend:
         """Return the backend of the new run, invisible before its first commit; close it."""
         if self._publication is None:
-            from daskfactor.results.repository import RepositoryBackend
+            from daskfactor.runs.repository import RepositoryBackend
 
             return RepositoryBackend.created(self.path, self.replaces)
         with self._disk_errors():

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import ModelError, OptionError, StoreFormatError
 from daskfactor.models import model_from_dict
-from daskfactor.results.opening import open_run
-from daskfactor.results.schema import COARSE, MOMENTS, SAMPLE_DIMS, factor_dims, tree_of
-from daskfactor.results.stacks import plain
+from daskfactor.runs.opening import open_run
+from daskfactor.runs.schema import COARSE, MOMENTS, SAMPLE_DIMS, factor_dims, tree_of
+from daskfactor.runs.stacks import plain
 
 Array = NDArray[Any]
 Trace = xr.DataTree | str | PathLike[str]

@@ -1,0 +1,1 @@
+"""Several matrices that share rows or columns, as one joint matrix."""

@@ -1,0 +1,1 @@
+"""Run stores: layout, backends, checkpoints, writers, and the trace that is read from one."""

@@ -1,0 +1,1 @@
+"""Arrays with three and more axes."""
