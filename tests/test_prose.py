@@ -21,7 +21,6 @@ ALLOWED = {
     "whole_number": "a number without fraction",
     "whole_factors": "factors that are not cut into bands",
     "at_once": "how many chains run in parallel",
-    "is_taken": "cells that an earlier fold holds out",
     "draws_kept": "public attribute of costs and of `info`",
     "names_given": "names that the user passed, in a sentence built of words",
 }

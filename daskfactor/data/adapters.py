@@ -565,8 +565,6 @@ MATRICES = (
     Kind("numpy", "ndarray", from_numpy),
     Kind("dask.array", "Array", from_dask),
     Kind("zarr", "Array", from_zarr),
-    Kind("xarray", "DataArray", from_xarray),
-    Kind("pandas", "DataFrame", from_pandas),
     Kind("anndata.abc", "CSRDataset", _from_backed),
     Kind("anndata.abc", "CSCDataset", _from_backed),
     Kind("daskfactor.data.annotated", "Compressed", from_compressed),

@@ -35,8 +35,7 @@ def keys_of(table: str, name: str, column: Any) -> Keys:
     if kind not in KEY_KINDS:
         raise DataError(
             f"column {name!r} of {table} holds {kind} data; keys must be whole numbers, texts or "
-            "dates, all of one type: convert them, for example with .astype(str), or choose others "
-            "with rows and columns"
+            "dates; convert it, or choose others with rows and columns; .astype(str) makes texts"
         )
     if is_categorical:
         codes, labels = column.cat.codes.to_numpy(), column.cat.categories

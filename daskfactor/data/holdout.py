@@ -306,8 +306,8 @@ def _with_zeros(csr: Any, selection: Any, rng: np.random.Generator) -> HeldOut:
             raise _not_observed(cells, is_missing)
         cells, values = tuple(at[~is_missing] for at in cells), values[~is_missing]
     coo = csr.tocoo()
-    stored, taken = (np.ravel_multi_index(at, csr.shape) for at in (coo.coords, cells))
-    rest = ~np.isin(stored, taken)
+    stored, selected = (np.ravel_multi_index(at, csr.shape) for at in (coo.coords, cells))
+    rest = ~np.isin(stored, selected)
     data = np.concatenate([coo.data[rest], np.full(values.size, np.nan, coo.data.dtype)])
     coords = tuple(
         np.concatenate([index[rest], new]) for index, new in zip(coo.coords, cells, strict=True)

@@ -7,11 +7,13 @@ interchange protocol (``__dataframe__``) or as Arrow streams (``__arrow_c_stream
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import require
 from daskfactor.data.adapters import Source, from_pandas
 from daskfactor.data.columns import keys_of, values_of
 from daskfactor.data.coo import Axis, Keys, Piece, coordinate_pieces
@@ -170,15 +172,9 @@ def _as_pandas(data: Any, name: str) -> Any:
     """Convert a frame of another library; texts become categories."""
     import pandas as pd
 
-    try:
-        import pyarrow as pa
-    except ImportError:
-        if not hasattr(data, "__dataframe__"):
-            raise OptionError(
-                f"{name} is read with pyarrow, which is not installed here: run  "
-                "pip install 'daskfactor[tables]', or pass a pandas.DataFrame"
-            ) from None
+    if find_spec("pyarrow") is None and hasattr(data, "__dataframe__"):
         return pd.api.interchange.from_dataframe(data)
+    pa = require("pyarrow", "tables", f"tables such as {name}")
     if hasattr(data, "__arrow_c_stream__"):
         table = pa.table(data)
     else:

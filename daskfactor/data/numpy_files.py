@@ -180,15 +180,10 @@ def _matrices(archive: Any) -> list[str]:
         with archive.zip.open(f"{name}.npy") as file:
             shape, _, dtype = _npy_header(file)
             kinds_of[name] = len(shape), dtype.kind
-    if len(kinds_of) == 1:
-        return list(kinds_of)
-    for lowest, highest, kinds in ((2, 2, "iuf"), (2, 99, "biuf")):
-        matrices = [
-            name for name, (n, kind) in kinds_of.items() if lowest <= n <= highest and kind in kinds
-        ]
-        if matrices:
-            return matrices
-    return []
+    several = {name for name, (n, kind) in kinds_of.items() if n >= 2 and kind in "biuf"}
+    matrices = {name for name in several if kinds_of[name][0] == 2 and kinds_of[name][1] != "b"}
+    names = kinds_of.keys() if len(kinds_of) == 1 else matrices or several
+    return [name for name in kinds_of if name in names]
 
 
 def _labels(arrays: Mapping[str, NDArray[Any]], dim: str, name: str) -> dict[str, NDArray[Any]]:

@@ -86,10 +86,7 @@ def open_source(V: Any, options: ReadOptions = ANYTHING, as_table: bool = False)
     """
     check_options(options.storage_options, [V])
     if isinstance(V, str | PathLike):
-        V = Location.of(V, options.storage_options)
-        if as_table and options.table is None and format_of(V.divide()[0]).lists_entries:
-            options = replace(options, table=True)
-        V = load(V, options)
+        V = load(V, options, as_table)
     return open_object(V, options)
 
 
@@ -161,14 +158,16 @@ def _open_blocks(data: BlockedData) -> Source:
     return from_blocks(data.known, data.view)
 
 
-def _refuse_dask_frame(data: Any, options: ReadOptions) -> Source:
-    raise DataError(
-        "a dask DataFrame is read as a whole: pass frame.compute(), or write it as Parquet, "
-        "which is read piece by piece, and pass the path"
-    )
+def _open_frame(data: Any, options: ReadOptions) -> Source:
+    if type(data).__module__.startswith(("dask.dataframe", "dask_expr")):
+        raise DataError(
+            "a dask DataFrame is read as a whole: pass frame.compute(), or write it as Parquet, "
+            "which is read piece by piece, and pass the path"
+        )
+    return open_frame(data, options)
 
 
-FRAME = Kind("", "", open_frame, TABLE)
+FRAME = Kind("", "", _open_frame, TABLE)
 """Tables in memory, of any library."""
 OBJECTS = (
     Kind("daskfactor.data.adapters", "Source", lambda source, _: source, TABLE | PART),
@@ -180,7 +179,6 @@ OBJECTS = (
     Kind("anndata", "Raw", _open_part, PART),
     Kind("xarray", "DataArray", _open_labelled, DIMENSIONS),
     Kind("xarray", "Dataset", _open_labelled, DIMENSIONS),
-    Kind("dask.dataframe", "DataFrame", _refuse_dask_frame, TABLE),
     *MATRICES,
 )
 """Supported types of objects."""
@@ -216,11 +214,14 @@ class Format(NamedTuple):
     lists_entries: bool = False
 
 
-def load(place: str | PathLike[str], options: ReadOptions = ANYTHING) -> Any:
+def load(
+    place: str | PathLike[str], options: ReadOptions = ANYTHING, as_table: bool = False
+) -> Any:
     """Return the object at a path or URL, which is not read yet if its library can do that.
 
     ``file.npz:name`` (or ``file.nc:name``, ``file.zarr:name``) selects one array of several, and
-    ``file.h5ad:name`` a layer of an AnnData. A table with a line for each entry is a `Source`.
+    ``file.h5ad:name`` a layer of an AnnData. A table with a line for each entry is a `Source`, see
+    `open_source` for ``as_table``.
 
     Raises
     ------
@@ -231,6 +232,8 @@ def load(place: str | PathLike[str], options: ReadOptions = ANYTHING) -> Any:
     """
     location, name = Location.of(place, options.storage_options).divide()
     file_format = format_of(location)
+    if as_table and options.table is None and file_format.lists_entries:
+        options = replace(options, table=True)
     refuse_options(location, options, file_format.takes)
     is_file = location.is_url or Path(location).is_file()
     if is_file and location.lower().endswith(PACKINGS) and not file_format.may_be_packed:
@@ -254,16 +257,16 @@ def format_of(location: Location) -> Format:
     kind = find_place(location).kind
     if kind != "file":
         return FORMATS["nothing" if kind == "folder" else kind]
-    _refuse_foreign(location)
     if by_ending is not None:
         return by_ending
+    _refuse_foreign(location)
     return FORMATS["hdf5" if is_hdf5(location) else "file"]
 
 
 def _load_table(
     inspect: Callable[[Location, ReadOptions], TableColumns],
     entries: Callable[[Location, ReadOptions], Source],
-    whole: Callable[[Location], Any],
+    read_all: Callable[[Location], Any],
     location: Location,
     name: str | None,
     options: ReadOptions,
@@ -278,7 +281,7 @@ def _load_table(
         raise DataError(columns.fault) from error
     if long:
         return long_file(location, columns, entries(location, options), options)
-    return whole(location)
+    return read_all(location)
 
 
 def _read_parquet(location: Location) -> Any:

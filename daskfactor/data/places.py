@@ -66,8 +66,8 @@ def find_place(place: str | PathLike[str]) -> Place:
     location = Location.of(place)
     if location.place is None:
         location.place = _find(location)
-    found: Place = location.place
-    return found
+    content: Place = location.place
+    return content
 
 
 def kind_of(place: str | PathLike[str]) -> Kind:
@@ -84,8 +84,8 @@ def _find(location: Location) -> Place:
     if names and names.keys().isdisjoint((*DOCUMENTS, *(name[:4] for name in REPOSITORY))):
         if "block_table" in names:
             return Place("blocks")
-        if not location.is_url and (found := [name for name in MATRIX if name in names]):
-            return Place("10x", files=(location.child(found[0]),))
+        if not location.is_url and (matrices := [name for name in MATRIX if name in names]):
+            return Place("10x", files=(location.child(matrices[0]),))
         if files := _parquet_in(location, names):
             return Place("parquet", files=files)
     return _zarr_place(location, names)
@@ -179,17 +179,17 @@ def parquet_files(place: str | PathLike[str]) -> list[Location]:
         If there is none.
     """
     location = Location.of(place)
-    found = find_place(location)
-    if found.kind == "file":
+    content = find_place(location)
+    if content.kind == "file":
         return [location]
-    if found.kind == "nothing":
+    if content.kind == "nothing":
         raise DataError(f"{location} does not exist")
-    if not found.files:
+    if not content.files:
         raise DataError(
             f"there is no .parquet file in {location} or in folders such as year=2026 in it; pass "
             "the folder that has the files"
         )
-    return list(found.files)
+    return list(content.files)
 
 
 def _parquet_in(location: Location, names: Mapping[str, str]) -> tuple[Location, ...]:

@@ -42,7 +42,7 @@ import json
 import uuid
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,8 +118,8 @@ class BlockStore:
             raise ValueError("shape, offsets and block table do not agree")
         statistics = Statistics(
             n_observed=self._array("block_observed"),
-            row_observed=self._lazy_array("row_observed"),
-            col_observed=self._lazy_array("column_observed"),
+            row_observed=self._array("row_observed"),
+            col_observed=self._array("column_observed"),
             n_stored=self._table[:, :, STORED],
             **{name: attributes["statistics"][name] for name in NUMBERS},
         )
@@ -133,7 +133,7 @@ class BlockStore:
             attributes.get("about", {}),
         )
         ordered = "row_order" in (self._group if self._listed is None else self._listed)
-        orders = [self._lazy_array(f"{side}_order") for side in SIDES] if ordered else []
+        orders = [self._array(f"{side}_order") for side in SIDES] if ordered else []
         source = SourceInfo("blocks", self.location, lazy=True)
         layout = Layout(self.unstored, *orders)
         return DataInfo(grid, labels, statistics, source, np.dtype(attributes["dtype"]), layout)
@@ -187,25 +187,14 @@ class BlockStore:
         return array
 
     def _array(self, name: str) -> NDArray[Any]:
-        values = np.asarray(self._unread_array(name)[...])
-        self._check_contents(name, [values])
-        return values
-
-    def _lazy_array(self, name: str) -> Any:
-        """Return an array that is read on demand; its checksum is verified chunk by chunk."""
-        lazy = LazyArray(self._unread_array(name))
-        self._check_contents(name, lazy.pieces())
-        return lazy
-
-    def _unread_array(self, name: str) -> Any:
+        """Return an array, verified by its checksum."""
         array = self._stream(name)
         if array.nbytes > available_memory() // 2:
             raise ValueError(f"{name} has {array.nbytes} bytes, more than fit into memory")
-        return array
-
-    def _check_contents(self, name: str, pieces: Iterable[NDArray[Any]]) -> None:
-        if self._listed is not None and self._listed[name][2] != crc32(pieces):
+        values = np.asarray(array[...])
+        if self._listed is not None and self._listed[name][2] != crc32([values]):
             raise ValueError(f"{name} has other contents than when it was written")
+        return values
 
     def _coordinates(self, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
         """Return the coordinates of one side, by name."""
@@ -218,31 +207,6 @@ class BlockStore:
             else:
                 coords[about["name"]] = array.view(np.dtype(about["kind"]))
         return coords
-
-
-class LazyArray:
-    """Array of a store, read on demand as a whole or by rows."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __len__(self) -> int:
-        return int(self._array.shape[0])
-
-    def __getitem__(self, rows: Any) -> Any:
-        return self._array[rows] if isinstance(rows, slice) else np.asarray(self)[rows]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self._array[...], dtype)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the array as a NumPy array."""
-        return np.asarray, (np.asarray(self),)
-
-    def pieces(self) -> Iterator[NDArray[Any]]:
-        """Yield the array chunk by chunk."""
-        for start in range(0, len(self), step := self._array.chunks[0]):
-            yield np.asarray(self[start : start + step])
 
 
 class StoreWriter:

@@ -240,8 +240,8 @@ def log_evidence(
             f"store= keeps the chains of ThermodynamicIntegration(), and {method.name}() has "
             "none that go on; leave store out"
         )
-    with call_store(store) as kept:
-        return estimate_evidence(V, model, method, random_seed, kept, **options)
+    with call_store(store) as open_store:
+        return estimate_evidence(V, model, method, random_seed, open_store, **options)
 
 
 def estimate_evidence(

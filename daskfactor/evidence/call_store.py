@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import OptionError, StoreError
+from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.inference.run_loop import Values, join_values, split_values
 from daskfactor.results.backends import LocalBackend
 from daskfactor.results.files import MARKER, NODE, Checkpoints, disk_errors, plain
@@ -20,6 +20,9 @@ from daskfactor.urls import is_url
 
 WHAT, SAFE = "the store of an evidence", "the last checkpoint is safe"
 AGAIN = "make the same call again"
+FORMAT = 1
+FIXED = {"format": FORMAT, "draws": 0}
+"""Attributes of every checkpoint besides its contents."""
 
 
 class CallStore:
@@ -46,11 +49,11 @@ class CallStore:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        given: Any = path
-        if not isinstance(given, str | PathLike) or is_url(fspath(given)):
+        location: Any = path
+        if not isinstance(location, str | PathLike) or is_url(fspath(location)):
             raise OptionError(
-                f"store must be the path of a directory on this machine, got {given!r}; only runs "
-                "are written to object stores"
+                f"store must be the path of a directory on this machine, got {location!r}; only "
+                "runs are written to object stores"
             )
         self.path = Path(fspath(path))
         with disk_errors(WHAT, self.path, "nothing was begun", AGAIN):
@@ -63,17 +66,29 @@ class CallStore:
                 )
             self._backend = LocalBackend.opened(self.path)
         self.checkpoints = Checkpoints(self._backend, 1, 0)
+        self.call, self.finished, self.piece = Values(), Values(), ""
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> None:
         arrays, meta = self.checkpoints.load()
-        self.call: Values = meta["call"]
-        self.finished: dict[str, Any] = join_values(arrays, meta["finished"])
-        self.piece: str = meta["piece"]
+        if meta.get("format") != FORMAT:
+            raise StoreFormatError(
+                f"{self.path} was written by another version of daskfactor; use that version, or "
+                "pass another path"
+            )
+        self.call, self.piece = meta["call"], meta["piece"]
+        self.finished = join_values(arrays, meta["finished"])
         self._state = {name: arrays[name] for name in arrays}, meta["state"]
 
     def _create(self) -> None:
         """Create an empty store; a process that is killed meanwhile leaves none."""
         draft = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.partial")
         empty = Checkpoints(LocalBackend.for_checkpoints(draft), 1, 0)
-        empty.commit({}, {"call": {}, "finished": {}, "piece": "", "state": {}, "draws": 0})
+        empty.commit({}, FIXED | {"call": {}, "finished": {}, "piece": "", "state": {}})
         draft.rename(self.path)
 
     def seed(self, random_seed: int | None) -> int | None:
@@ -117,10 +132,10 @@ class CallStore:
         StoreError
             If it cannot be written.
         """
-        kept, finished = split_values(self.finished, "finished")
+        arrays_of_results, finished = split_values(self.finished, "finished")
         call = {"call": self.call, "finished": finished, "piece": self.piece, "state": meta}
         with disk_errors(WHAT, self.path, SAFE, AGAIN):
-            self.checkpoints.commit({**kept, **arrays}, call | {"draws": 0})
+            self.checkpoints.commit({**arrays_of_results, **arrays}, FIXED | call)
 
     def load_checkpoint(self) -> tuple[Mapping[str, Any], Values]:
         """Return the last state of the unfinished result."""

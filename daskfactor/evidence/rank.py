@@ -172,8 +172,8 @@ def select_rank(
     bar = progress_bar(running.pop("progressbar", True), running.get("callback"))
     running["progressbar"] = False
     with bar as on_event, ExitStack() as stack:
-        kept = stack.enter_context(call_store(store))
-        seed = resolve_seed(random_seed if kept is None else kept.seed(random_seed))
+        open_store = stack.enter_context(call_store(store))
+        seed = resolve_seed(random_seed if open_store is None else open_store.seed(random_seed))
         cells, data, settled = None, None, model
         if model.evidence_data != "matrix":
             data, _ = method.read(V, model, read_options(model, reading))
@@ -187,11 +187,11 @@ def select_rank(
             )
             running |= {"blocks": reading.get("blocks"), "unstored": data.unstored}
             cells = _leave_out(V, share, seed, {**reading, "unstored": data.unstored})
-        if kept is not None:
+        if open_store is not None:
             call = identity_of(data, model) | {"method": method.to_dict(), "ranks": numbers}
             call |= {"held_out": share, "everywhere": everywhere, "random_seed": seed}
-            kept.begin(function="select_rank", **call)
-        search = RankSearch(data, settled, method, seed, running, on_event, kept)
+            open_store.begin(function="select_rank", **call)
+        search = RankSearch(data, settled, method, seed, running, on_event, open_store)
         fits = search.run(numbers, cells, everywhere)
         on_event(RunEvent("ranks", search.total, search.total))
     return _table(numbers, fits, method)

@@ -266,8 +266,8 @@ class LadderRun(RunLoop):
         super().__init__(problem.executor, problem.store)
         self.problem, self.chains, self.items = problem, chains, items
         self.reached, self.states = 0.0, [Values() for _ in items]
-        self.at_once = problem.store is None and problem.executor.in_process
-        self.width = 1.0 if self.at_once else FIRST_ROUND
+        self.in_one_round = problem.store is None and problem.executor.in_process
+        self.width = 1.0 if self.in_one_round else FIRST_ROUND
 
     @property
     def finished(self) -> bool:
@@ -282,7 +282,7 @@ class LadderRun(RunLoop):
         pairs = zip(self.items, self.states, strict=True)
         # The hottest chains, which are the longest, come first.
         items = [(*item, reach, state) for item, state in pairs][::-1]
-        if self.at_once:
+        if self.in_one_round:
             states = self.problem.map(self.chains.advance, items, "tempered-chain")
         else:
             states = self.executor.map(self.chains.advance, items, "tempered-chain")
@@ -292,7 +292,7 @@ class LadderRun(RunLoop):
 
     def _segment(self) -> None:
         super()._segment()
-        if not self.at_once:
+        if not self.in_one_round:
             self.problem.on_event(RunEvent("draw", round(100 * self.reached), 100))
 
     def snapshot(self, checkpoints: Any) -> tuple[Any, Values]:

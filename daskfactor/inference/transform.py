@@ -246,8 +246,8 @@ def _draw(plan: NewRows, run: Session[BlockedData]) -> Array:
 
 def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
-    is_known = options.get("unstored") is not None or posterior.unstored is None
-    if is_known or isinstance(V, BlockedData):
+    has_meaning = options.get("unstored") is not None or posterior.unstored is None
+    if has_meaning or isinstance(V, BlockedData):
         return V, options
     source = open_source(V, ReadOptions.of(options))
     rest = {name: value for name, value in options.items() if not hasattr(ANYTHING, name)}

@@ -84,7 +84,7 @@ def picture(alt: str, draw: Callable[[], "Figure"]) -> Picture:
 
 
 class Content(NamedTuple):
-    """What a report is about: the run, its description and summary, and results to include."""
+    """Run of a report: its tree, description and summary, and results to include."""
 
     tree: xr.DataTree
     about: Mapping[str, Any]
@@ -324,7 +324,7 @@ def _worst_values(summary: Summary) -> Table:
     return Table(f"{size}; worst value of each kind of quantity", head, rows)
 
 
-def held_out_cells(run: Content) -> Parts:
+def predictions(run: Content) -> Parts:
     """Return errors and the coverage of intervals for held-out cells."""
     coverage = run.coverage
     if coverage is None:
@@ -393,7 +393,7 @@ SECTIONS: Final[dict[str, tuple[str, Callable[[Content], Parts]]]] = {
     "components": ("Components", components),
     "identifiability": ("Identifiability of components", identifiability),
     "convergence": ("Convergence", convergence),
-    "held-out": ("Held-out values", held_out_cells),
+    "held-out": ("Held-out values", predictions),
     "rank": ("Number of components", rank),
 }
 """Titles and contents of the sections, by anchor; a section without parts is left out."""

@@ -5,6 +5,7 @@ W belongs to observations, H to variables; entries are matched by name.
 
 import json
 import shutil
+import warnings
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -209,12 +210,8 @@ def _consolidate(path: Path) -> None:
 
     root = zarr.open_group(store=str(path), mode="r")
     if root.metadata.consolidated_metadata is not None:
-        import warnings
-
-        with (
-            warnings.catch_warnings()
-        ):  # consolidated metadata are not part of the specification yet
-            warnings.simplefilter("ignore")
+        # Consolidated metadata are not part of the specification yet.
+        with warnings.catch_warnings(action="ignore"):
             zarr.consolidate_metadata(str(path), zarr_format=root.metadata.zarr_format)
 
 

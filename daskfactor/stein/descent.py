@@ -26,7 +26,7 @@ automatically); Liu and Wang 2016 for the step sizes.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -295,22 +295,6 @@ class Descent(ParticleMethod):
             yield Step([], {"motion": motion.values(), "seconds": seconds})
         (W, H), seconds = self.ends(motion), (time.perf_counter() - started) / count
         yield Step([Particle(n, W[n], H[n], seconds, motion.number) for n in numbers])
-
-    def move(
-        self, posterior: Posterior, starts: Pair, on_share: Callable[[float], None] = ignore
-    ) -> tuple[Pair, int]:
-        """Return the ends of W (M, I, K) and H (M, K, J), in the type of the data, and steps.
-
-        Raises
-        ------
-        OptionError
-            If the starts cannot be used.
-        """
-        motion = Motion.start(posterior, starts, self.auto)
-        while self.goes_on(motion):
-            motion = self.step_from(motion)
-            on_share(self.share(motion))
-        return self.ends(motion), motion.number
 
     @property
     def auto(self) -> float:

@@ -271,7 +271,7 @@ class ParticleOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class ParticleJob:
-    """What makes a set of particles: posterior, method, options and callback."""
+    """Posterior, method, options and callback of a set of particles."""
 
     posterior: Posterior
     method: ParticleMethod

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.executors import SerialExecutor
+from daskfactor.stein.descent import Motion
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.particles import Posterior
 
@@ -47,3 +48,12 @@ def stacked(made):
     numbers, *rest = zip(*particles, strict=True)
     assert list(numbers) == list(range(len(numbers)))
     return Made(*map(np.array, rest))
+
+
+def moved(method, posterior, starts, on_share=lambda share: None):
+    """Ends of a descent from starts, and its number of steps."""
+    motion = Motion.start(posterior, starts, method.auto)
+    while method.goes_on(motion):
+        motion = method.step_from(motion)
+        on_share(method.share(motion))
+    return method.ends(motion), motion.number

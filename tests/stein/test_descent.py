@@ -15,7 +15,7 @@ from daskfactor.stein.silf import SILFNMF
 from daskfactor.stein.simplex_hmc import SimplexHMC
 from tests.pairwise import pairwise
 from tests.refusals import refused
-from tests.stein.posed import KERNEL, placed, stacked
+from tests.stein.posed import KERNEL, moved, placed, stacked
 from tests.stein.problems import BY_NAME, Problem
 
 COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
@@ -80,7 +80,7 @@ def test_the_nearest_point_of_the_simplex():
 
 def test_one_particle_climbs_to_the_mode():
     """w_i = r_i / (1 + Σh) and h_j = c_j / (1 + Σw), so that Σw = Σh = (√(4n + 1) - 1) / 2."""
-    (W, H), _ = SVGD(400, 0.01).move(*placed(POISSON, 1, 1))
+    (W, H), _ = moved(SVGD(400, 0.01), *placed(POISSON, 1, 1))
     total = (np.sqrt(4 * COUNTS.sum() + 1) - 1) / 2
     assert_allclose(W[0, :, 0], COUNTS.sum(axis=1) / (1 + total), rtol=0.02)
     assert_allclose(H[0, 0], COUNTS.sum(axis=0) / (1 + total), rtol=0.02)
@@ -91,7 +91,7 @@ def test_particles_move_to_the_posterior():
     rng, kernel = np.random.default_rng(0), IMQ(1.0, 1.0)
     begun = 6 * rng.gamma(5, 0.2, (40, 2, 1)), 0.2 * rng.gamma(5, 0.2, (40, 1, 2))
     posterior, _ = placed(POISSON, 1, 1, kernel=kernel)
-    made, _ = SVGD(400, 0.1).move(posterior, begun)
+    made, _ = moved(SVGD(400, 0.1), posterior, begun)
     before, after = (square(posterior, *own) for own in (begun, made))
     mean = np.array([[3.3199, 6.1655], [2.2132, 4.1103]])
     variance = np.array([[2.0515, 4.4742], [1.1352, 2.7148]])
@@ -130,8 +130,8 @@ def test_particles_of_a_seed():
 @pytest.mark.parametrize("name", ["silf, above", "gaussian"])
 def test_steps_beyond_all_numbers_are_taken_back(name):
     posterior, (W, H) = placed(BY_NAME[name], 3, dtype="float32")
-    stuck, _ = SVGD(3, 1e300).move(posterior, (W, H))
-    later, _ = SVGD(160, 1e40).move(posterior, (W, H))
+    stuck, _ = moved(SVGD(3, 1e300), posterior, (W, H))
+    later, _ = moved(SVGD(160, 1e40), posterior, (W, H))
     assert_array_equal(stuck[1], H.astype(np.float32))
     assert_allclose(stuck[0], W, rtol=1e-6)
     assert all(np.isfinite(one).all() for one in later)
@@ -199,10 +199,10 @@ def test_it_never_ends_worse_than_it_starts(name, step, dtype):
     """A run of fewer steps is the beginning of one of more, but for fixed steps, which fall."""
     case, told = BY_NAME[name], []
     posterior, begun = placed(case, 4, dtype=dtype)
-    (W, H), taken = SteinDescent(25, step).move(posterior, begun, told.append)
+    (W, H), taken = moved(SteinDescent(25, step), posterior, begun, told.append)
     levels = [square(posterior, *begun), square(posterior, W, H)]
     if step == "auto":
-        ends = (SteinDescent(n).move(posterior, begun)[0] for n in range(1, 25, 4))
+        ends = (moved(SteinDescent(n), posterior, begun)[0] for n in range(1, 25, 4))
         levels[1:1] = [square(posterior, *end) for end in ends]
     assert (told, taken) == ([done / 25 for done in range(1, 26)], 25)
     rounding = 0.0 if dtype == "float64" else 1e-2
@@ -227,7 +227,7 @@ def test_the_best_is_kept_where_fixed_steps_lead_up(monkeypatch):
 
     monkeypatch.setattr(descent, "equal_discrepancy", heard)
     posterior, begun = placed(BY_NAME["frozen"], 4)
-    (W, _), _ = SteinDescent(8, 1.0).move(posterior, begun)
+    (W, _), _ = moved(SteinDescent(8, 1.0), posterior, begun)
     assert len(levels) == 9
     assert levels[-1] > levels[0] == min(levels)
     assert_array_equal(W, begun[0])
@@ -237,7 +237,7 @@ def test_it_stops_where_nothing_leads_down():
     """One particle where the likelihood is flat: its discrepancy is the same everywhere."""
     case, told = Problem("flat", SILFNMF(2, threshold=1e9), *2 * (BY_NAME["gamma"].V,)), []
     posterior, begun = placed(case, 1)
-    (_, H), taken = SteinDescent(500).move(posterior, begun, told.append)
+    (_, H), taken = moved(SteinDescent(500), posterior, begun, told.append)
     assert 20 < taken < 60
     assert told[-1] == 1.0
     assert_allclose(H, begun[1])
