@@ -170,8 +170,8 @@ def test_the_dashboard_says_what_is_computed(executor):
     with cluster(1, processes=False) as client:
         small_run(V, client=client, executor=executor, monitor="missing")
         names = client.run_on_scheduler(lambda dask_scheduler: {*dask_scheduler.task_prefixes})
-    held = {"daskfactor-hold", "each-band"}
-    assert names == OWN[executor] | held | {"log-normalizer", "send-log-normalizer"}
+    parts = {"state", "report", "each-band", "drop-draws"}
+    assert names == OWN[executor] | parts | {"log-normalizer"}
 
 
 def sample_inside(how, executor):
