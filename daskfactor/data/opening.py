@@ -101,8 +101,7 @@ def reopen(V: Any, described: Mapping[str, Any]) -> Any:
         location = Location.of(V)
         takes = format_of(location.divide()[0]).takes
         V = load(location, columns if takes >= TABLE else ANYTHING)
-    takes = object_kind(V).takes
-    if any(part.values()) and takes >= PART:
+    if any(part.values()) and object_kind(V).takes >= PART:
         return part_of(V, **part)
     return open_frame(V, columns) if is_frame(V) else V
 

@@ -148,8 +148,9 @@ def transform(
     one_of("axis", axis, AXES)
     point = truth("point", point)
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)
-    result = Run.of(trace, "a new row", point=True)
+    result = Run.of(trace, point=True)
     result.require_matrix("transform")
+    result.require_draws("a new row")
     if point and not result.is_point:
         result = aligned_run(result.tree, "a mean of new rows")
     posterior = read_posterior(result, factor, draws, POINT_DRAWS if point else None)

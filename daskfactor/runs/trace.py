@@ -248,18 +248,27 @@ class Run:
         is_point = point and isinstance(trace, xr.Dataset)
         run = cls(_tree_of_point(trace) if is_point else as_tree(trace))
         run.is_point = is_point
-        if purpose is None:
-            return run
-        if not run.has_draws:
+        if purpose is not None:
+            run.require_draws(purpose, other)
+        return run
+
+    def require_draws(self, purpose: str, other: str = "") -> None:
+        """Refuse a run without draws; see `of` for the parameters.
+
+        Raises
+        ------
+        OptionError
+            If the run stored none, or has none yet.
+        """
+        if not self.has_draws:
             raise OptionError(
                 f"the run stored only moments, but {purpose} needs draws; run again with "
                 f'keep="draws"{other}'
             )
-        if not run.posterior.sizes["draw"]:
+        if not self.posterior.sizes["draw"]:
             raise OptionError(
                 f"the run has no draws yet, but {purpose} needs some; resume it first"
             )
-        return run
 
     def document(self, name: str) -> dict[str, Any]:
         """Return a JSON attribute as a dict, empty if there is none."""
