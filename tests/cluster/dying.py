@@ -18,7 +18,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.inference import setting
-from daskfactor.results import files
+from daskfactor.runs import files
 from daskfactor.runs.repository import RepositoryBackend
 from tests.cluster.support import cluster
 

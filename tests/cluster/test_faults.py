@@ -15,7 +15,7 @@ import pytest
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience, is_adaptive
-from daskfactor.results import files
+from daskfactor.runs import files
 from daskfactor.runs.repository import RepositoryBackend
 from tests.cluster.faults import EXECUTORS, FAULTS, large, small, strike_run
 from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, kill_one, oracle, wait_at_gate
