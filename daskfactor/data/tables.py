@@ -510,7 +510,15 @@ def _keys(location: str, name: str, array: Any) -> Keys:
     if array.null_count:
         raise without_keys(location, name, array.null_count)
     timed = types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None)
-    if timed or types.is_integer(kind) or types.is_floating(kind) or types.is_nested(kind):
+    if types.is_integer(kind):  # files of a folder may have different types
+        numbers = array.to_numpy(zero_copy_only=False)
+        if numbers.dtype == np.uint64 and numbers.size and numbers.max() >= 2**63:
+            raise DataError(
+                f"the key column {name!r} of {location} has numbers of 2**63 or more; convert it "
+                "to text"
+            )
+        return np.asarray(numbers, np.int64)
+    if timed or types.is_floating(kind) or types.is_nested(kind):
         return keys_of(location, name, array.to_pandas(date_as_object=False))
     if not types.is_dictionary(kind):
         array = array.cast(pa.string()).dictionary_encode()
