@@ -218,7 +218,7 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
     ("r", "c", "v", "message"),
     [
         ([1.0], [1], [1.0], "'r' .* holds floating data; keys must be"),
-        ([1], [1], ["x"], "'v' .* holds string data; values must be numbers"),
+        ([1], [1], ["x"], "'v' .* holds string data; values .*; it has the columns r, c, v$"),
         ([1, 2], [1, None], [1.0, 2.0], "1 lines .* nothing in the key column 'c'"),
         (pa.array([2**63 + 1], pa.uint64()), [1], [1.0], "'r' .* numbers of 2\\*\\*63 or more"),
     ],
