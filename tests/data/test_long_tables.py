@@ -187,7 +187,7 @@ def test_bad_tables(frame, options, message):
     refused((DataError, OptionError), message, dfac.as_blocks, frame, unstored="zero", **options)
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.bool_(), pa.decimal128(3, 1)])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.bool_(), pa.decimal128(20, 1)])
 def test_values_may_be_missing_in_a_column_of_any_numbers(kind):
     table = pa.table({"who": [1, 2, 1], "what": [5, 5, 6], "v": pa.array([1, None, 1]).cast(kind)})
     data = dfac.as_blocks(table, table=True, unstored="missing", allow_empty=True)
