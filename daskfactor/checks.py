@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,6 +203,21 @@ def inner_share(name: str, value: Any) -> None:
         percent = is_number(value) and 1 < value < 100
         hint = f"; {value:g} % is {value / 100:g}" if percent else ""
         raise OptionError(f"{name} must lie strictly between 0 and 1, got {value!r}{hint}")
+
+
+def input_name(value: Any) -> str:
+    """Return the name of an input for a message: its path or URL if it has one, else its type."""
+    location = value if isinstance(value, str | PathLike) else file_of(value)
+    return type(value).__name__ if location is None else str(location)
+
+
+def file_of(value: Any) -> str | None:
+    """Return the path or URL of a file that was opened and not read; None for other objects."""
+    if not type(value).__module__.startswith("daskfactor.data"):
+        return None
+    described = getattr(value, "info", value)
+    location: str | None = getattr(described, "location", None)
+    return location
 
 
 def is_number(value: Any) -> bool:

@@ -90,6 +90,22 @@ def test_an_uncertainty_is_read_from_whatever_holds_a_matrix(tmp_path):
     np.testing.assert_allclose(found, 1 / sigma**2)
 
 
+def test_a_file_where_an_array_belongs_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sparse.save_npz("s.npz", sparse.csr_array(V))
+    np.save("v.npy", V)
+    dfac.convert("s.npz", "b.zarr", unstored="zero", progressbar=False)
+    for file in (Path("s.npz"), "b.zarr"):
+        words = rf"must be dense, too, because every cell has one, got \S*{file}$"
+        refused(OptionError, words, dfac.as_blocks, V, weights=file)
+    words = r"got \S*b\.zarr, which is not in memory"
+    refused(OptionError, words, dfac.as_blocks, "s.npz", weights=Path("b.zarr"), unstored="zero")
+    for file in ("s.npz", "b.zarr"):
+        fit = "fit", "v.npy", "--store", "r.zarr", "-k", 2
+        words = rf"\S*{file}; pass its numbers as a table"
+        assert re.search(words, fails(3, "two dimensions", *fit, "--row-covariates", file))
+
+
 LABELS = {
     "date": ([dt.date(2000, 1, day) for day in range(1, 9)], "2000-01-01"),
     "interval": (list(pd.interval_range(0, 8)), "(0, 1]"),
@@ -157,6 +173,32 @@ def test_advice_speaks_the_language_of_where_it_is_read():
     ):
         assert in_shell(python, "r.zarr") == shell
     assert in_shell("resume(...)", r"C:\Users\a b") == r"daskfactor resume C:\Users\a b"
+
+
+def test_refusals_of_data_speak_shell_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dfac.sample(V, dfac.TweedieNMF(2), store="r.zarr", **RUN)
+    np.save("v.npy", V)
+    np.save("w.npy", V[1:])
+    sparse.save_npz("s.npz", sparse.csr_array(V))
+    dfac.convert("s.npz", "b.zarr", unstored="zero", progressbar=False)
+    fit = "--store", "x.zarr", "-k", 2
+    pairs = {
+        ("fit", "r.zarr", *fit): "with daskfactor info, or continue it with daskfactor resume",
+        ("convert", "r.zarr", "x.zarr"): "with daskfactor info, or continue it with daskfactor",
+        ("fit", "v.npy", "--rows", "a", *fit): "--rows, --columns, --values and --table say how",
+        ("convert", "v.npy", "x.zarr", "--rows", "a"): "--rows and --columns name dimensions of",
+        ("fit", "v.npy", "--layer", "a", *fit): "--layer is for a file of AnnData, got ",
+        ("fit", "v.npy", "--mask-var", "a", *fit): "--mask-var is for a file of AnnData, got ",
+        ("fit", "v.npy", "--weights", "w.npy", *fit): "or be a netCDF variable with dimensions",
+        ("fit", "s.npz", "--weights", "b.zarr", "--unstored", "zero", *fit): "--weights of a",
+        ("fit", "v.npy", "--row-covariates", "b.zarr", *fit): "--row-covariates must be",
+    }
+    python = r"open_run|DataArray|DataFrame|pair of vectors|scipy matrix|covariates_"
+    for command, words in pairs.items():
+        told = fails(3, words, *command)
+        assert not re.search(rf"{python}|(?<!-)\b(layer|mask_var|rows, columns) ", told), told
+    assert in_shell("go on with resume(...)") == "go on with daskfactor resume RUN"
 
 
 def test_every_advice_is_told_in_words_of_the_shell():

@@ -112,7 +112,8 @@ def _option(name: str, hint: Any, default: Any, text: str, panel: str | None) ->
     if isinstance(info, OptionInfo):
         names = flags(name)
         info.param_decls = [f"{names[0]}/--no-{names[0][2:]}"] if default is True else names
-        info.min = info.min if name not in MINIMA or info.min is not None else MINIMA[name]
+        if info.min is None and info.parser is None:  # a parser checks what it reads
+            info.min = MINIMA.get(name)
         info.metavar = info.metavar or METAVARS.get(name)
         info.rich_help_panel = panel
     hint = Annotated[kind, info]

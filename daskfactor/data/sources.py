@@ -7,7 +7,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from daskfactor.checks import one_of, warn
+from daskfactor.checks import input_name, one_of, warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled, open_store
 from daskfactor.data.grid import Grid, choose_grid
@@ -360,7 +360,7 @@ def _dense(
         if opened.is_sparse or opened.read is None:
             raise OptionError(
                 f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, "
-                f"got {type(cells.values).__name__}"
+                f"got {input_name(cells.values)}"
             )
         read = opened.read
         weights = _dense(as_weights(opened, cells.rule, kind), grid, kind, limit, True)

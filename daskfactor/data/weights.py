@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskfactor.checks import is_number, match_labels, nearly_same
+from daskfactor.checks import input_name, is_number, match_labels, nearly_same
 from daskfactor.data.adapters import Source, from_numpy, from_xarray
 from daskfactor.data.blocks import BlockedData, lookup
 from daskfactor.data.grid import Block, Grid
@@ -237,7 +237,7 @@ def _lookup_of(request: CellWeights, source: Source) -> ValuesAt:
         raise OptionError(
             f"{request.kind} of a sparse matrix must be sparse with the entries that it stores, or "
             "an array, both in memory, or a pair of vectors (rows, columns), got "
-            f"{type(request.values).__name__}, which is not in "
-            "memory; pass its contents as a scipy matrix"
+            f"{input_name(request.values)}, which is not in memory; pass its contents as a scipy "
+            "matrix"
         )
     return lambda rows, cols: array[rows, cols]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.checks import refuse_unknown
+from daskfactor.checks import file_of, refuse_unknown
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Frozen, Likelihood
 
@@ -590,7 +590,9 @@ def as_table(name: str, value: Any, layout: str, compressed: bool = False) -> An
     except (RuntimeError, TypeError, ValueError):  # of uneven lists, or an array of `sparse`
         values = np.ma.empty(0, dtype=object)
     problem = None
-    if values.dtype.kind not in "biuf":
+    if (file := file_of(value)) is not None:
+        problem = f"{file}; pass its numbers as a table or an array, such as a .npy file"
+    elif values.dtype.kind not in "biuf":
         problem = f"{type(value).__name__} of dtype {getattr(value, 'dtype', 'object')}"
         if compressed:
             problem += "; encode categories as columns of 0 and 1, pass sparse ones as scipy arrays"

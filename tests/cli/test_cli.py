@@ -106,6 +106,13 @@ def test_a_parameter_that_a_verb_gains_is_an_option_with_its_help(monkeypatch):
     called.assert_called_once_with({"folds": 3.0, "random_seed": 1})
 
 
+@pytest.mark.parametrize("command", ["fit", "estimate-cost"])
+def test_a_number_or_a_word_has_no_minimum_in_the_help(command):
+    told = CliRunner().invoke(main.app, [command, "--help"], env={"COLUMNS": "200"}).output
+    (line,) = (line for line in told.splitlines() if "K|auto" in line)
+    assert "x>=" not in line
+
+
 def test_help_speaks_as_a_shell_does():
     for command in typer.main.get_command(main.app).commands.values():
         for parameter in command.params:
