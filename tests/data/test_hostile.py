@@ -176,19 +176,29 @@ def test_blocks_whose_entries_lie_outside(tmp_path):
         refused(StoreFormatError, match, data.view, 0, 0)
 
 
-def test_a_block_of_absurd_size(tmp_path):
-    place = blocked(tmp_path / "c.zarr")
+@pytest.mark.parametrize("consolidated", [True, False])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_block_of_absurd_size(tmp_path, consolidated, listed):
+    place, size = blocked(tmp_path / "c.zarr"), [10**14]
     table = zarr.open_array(place / "block_table", mode="r")[:]
     table[0, 0, 2] = 10**13
     forged(place, "block_table", table)
 
     def forge(document):
-        metadata = document["consolidated_metadata"]["metadata"]
+        about, metadata = document["attributes"], document["consolidated_metadata"]["metadata"]
         for name in ("values", "columns"):
-            metadata[name]["shape"] = [10**14]
+            metadata[name]["shape"] = size
+            if listed:
+                about["arrays"][name][0] = size
+        about["checksum"] = attributes_checksum(about)
+        if not consolidated:
+            del document["consolidated_metadata"]
 
     changed(place, forge)
-    refused(StoreFormatError, r"damaged", dfac.as_blocks, place)
+    if not consolidated:
+        for name in ("values", "columns"):
+            changed(place / name, lambda document: document.update(shape=size))
+    refused(StoreFormatError, r"damaged", lambda: dfac.as_blocks(place).view(0, 0))
 
 
 def test_what_a_url_is():

@@ -324,12 +324,15 @@ def test_number_axes_take_the_ends_of_a_type(kind):
 @pytest.mark.parametrize("first", [numbers(0), texts([0], ["a"])])
 def test_axes_refuse_the_other_kind(first):
     other = numbers(0) if isinstance(first, pd.Categorical) else texts([0], ["a"])
+    kinds = ("texts", "whole numbers")[:: 1 if isinstance(first, pd.Categorical) else -1]
+    words = "the keys of rows are {} in one file and {} in another; write"
     axis = keys.Axis("row")
     axis.learn(first)
-    refused(DataError, "in another", axis.learn, other)
+    refused(DataError, words.format(*kinds), axis.learn, other)
     axis.finish()
-    refused(DataError, "in another", axis.positions, other)
-    refused(DataError, "in another", keys.Axis("row", 1).learn, texts([0], ["a"]))
+    refused(DataError, words.format(*kinds), axis.positions, other)
+    words = words.format("whole numbers", "texts")
+    refused(DataError, words, keys.Axis("row", 1).learn, texts([0], ["a"]))
 
 
 def test_axes_refuse_positions_outside_and_ignore_names_that_no_entry_has():

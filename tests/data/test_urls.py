@@ -22,7 +22,7 @@ import daskfactor as dfac
 from daskfactor import urls
 from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, OptionError, StoreError
-from daskfactor.urls import Location, classify_error, error_summary, retry
+from daskfactor.urls import Location, classify_error, error_summary, retry, safe_cause
 from tests.cli.shell import fails, plain, succeed
 from tests.object_store import BUCKET
 from tests.random_sparse import random_array
@@ -185,6 +185,17 @@ def test_storage_options(folder, monkeypatch, tmp_path):
         (f"{folder}/v.zarr", "anon", "must be a dict, as fsspec takes it, got str"),
     ):
         refused(OptionError, match, dfac.as_blocks, V, storage_options=wrong)
+
+
+def test_a_key_that_a_server_repeats_is_not_told():
+    private = "theaccesskey", "averysecretkey", "atoken"
+    options = dict(zip(("key", "secret"), private, strict=False))
+    options |= {"client_kwargs": {"aws_session_token": private[2], "tags": [["other"]]}}
+    place = Location.of("s3://bucket/v.zarr", options)
+    answer = OSError("403 in s3://bucket: " + ", ".join((*private, "other")))
+    assert error_summary(answer, place) == "OSError: 403 in s3://bucket: " + ", ".join(["***"] * 4)
+    assert safe_cause(answer, place) is None
+    assert safe_cause(OSError("403"), place) is not None
 
 
 def test_what_is_secret_in_a_url_is_not_told():
