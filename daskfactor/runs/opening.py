@@ -42,7 +42,7 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
     snapshot
         Id of an earlier checkpoint of a run at a URL, from
         ``icechunk.Repository.ancestry(branch="main")`` or from the error message for an unknown
-        id; by default the newest. Older ones expire: the newest six are kept, and those of the
+        id; by default the newest. Older ones expire: the newest two are kept, and those of the
         last ten minutes while the run is active.
 
     Returns
