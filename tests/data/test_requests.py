@@ -1,5 +1,7 @@
 """Requests that opening an input at a URL takes before its data are read."""
 
+import shutil
+
 import numpy as np
 import pytest
 import zarr
@@ -179,3 +181,18 @@ def test_what_a_location_holds_is_found_again_in_another_call(tmp_path, requests
     url("v3.zarr")
     with dfac.as_blocks(location) as data:
         np.testing.assert_array_equal(data.to_numpy(), before + 1)
+
+
+def test_what_a_location_held_is_forgotten_by_every_call(tmp_path):
+    place = tmp_path / "v"
+    zarr.create_array(place, data=DENSE)
+    with dfac.as_blocks(place) as data:
+        location = data.source.location
+    shutil.rmtree(place)
+    dfac.convert(COUNTS, place, blocks=2, unstored="zero", progressbar=False)
+    assert open_source(location).shape == COUNTS.shape
+    dfac.convert(location, tmp_path / "copy", progressbar=False)
+    assert dfac.as_blocks(tmp_path / "copy").shape == COUNTS.shape
+    shutil.rmtree(place)
+    zarr.create_array(place, data=np.ones((3, 4, 5), np.float32))
+    assert dfac.as_tensor(location, 1).grid.sizes == (3, 4, 5)
