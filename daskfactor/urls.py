@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple, TypeVar
@@ -44,6 +44,8 @@ _responding_servers: Final = set[str]()
 """Servers that have answered a request of this process."""
 MAX_PAUSE: Final = 5.0
 REMOTE_BUFFER: Final = 2**22
+MAX_SHOWN: Final = 100
+"""Characters of a path that is too long, in its message."""
 CLOUD: Final = ("s3", "gs", "gcs", "az", "abfs", "abfss", "memory")
 """Schemes of the URLs that a run can be written to."""
 CONTAINER_SCHEMES: Final = ("abfs", "abfss", "adl", "az", "git", "github", "wasb", "wasbs")
@@ -92,7 +94,8 @@ class Location(str):
     Raises
     ------
     StoreError
-        If it is a URL that was converted to a `pathlib.Path`, which drops a slash.
+        If it cannot be a path, or is a URL that was converted to a `pathlib.Path`, which drops a
+        slash.
     OptionError
         If there are options but no URL.
     """
@@ -114,9 +117,9 @@ class Location(str):
             options = place.options
         check_options(options, [place])
         if not is_url(url):
-            if url.partition(":/")[0] in CLOUD:
+            if url.partition(":/")[0] in (*CLOUD, "http", "https"):
                 raise StoreError(f"pass a URL as text, got the path {url}: a Path removes a slash")
-            url = str(Path(url.removeprefix("file://")).expanduser().absolute())
+            url = _absolute(url.removeprefix("file://"))
         location = super().__new__(cls, _without_credentials(url) if is_url(url) else url)
         location.url, location.options = url, dict(options or {})
         location.idle_files, location.place = [], None
@@ -158,7 +161,10 @@ class Location(str):
             if "/" in name or not PurePosixPath(head).suffix or head.count("/") < 3:
                 return self, None
             return self.sibling(self.url.rpartition(":")[0]), name
-        return (self, None) if not head or Path(self).exists() else (Location(head), name)
+        # Of x/y:z/w.csv the head is neither a file nor named like one.
+        in_folder = "/" in name and not PurePosixPath(head).suffix and not Path(head).exists()
+        whole = not head or in_folder or Path(self).exists()
+        return (self, None) if whole else (Location(head), name)
 
     def sibling(self, text: str) -> "Location":
         """Return another location with the same ``storage_options``."""
@@ -186,6 +192,25 @@ class Location(str):
     def path_or_file(self) -> Any:
         """Return the input of a reader: a local path unchanged, a URL as an open file."""
         return self.open() if self.is_url else str(self)
+
+
+def _absolute(path: str) -> str:
+    """Return the absolute path; refuse a text that cannot be one."""
+    if not path:
+        raise StoreError("an empty text was passed as a path; pass a path or URL")
+    try:
+        absolute = str(Path(path).expanduser().absolute())
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.lstat(absolute)
+    except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+            raise
+        reason = (error.strerror if isinstance(error, OSError) else str(error)) or ""
+        shown = path if len(path) <= MAX_SHOWN else f"{path[:MAX_SHOWN]}..."
+        raise StoreError(
+            f"{shown!r} cannot be a path ({reason.rstrip('.').lower()}); pass another one"
+        ) from error
+    return absolute
 
 
 def check_options(options: Any, places: Sequence[Any]) -> None:
@@ -233,10 +258,12 @@ def public_location(path: str | PathLike[str]) -> Location:
 class _Remote(io.RawIOBase):
     """A file opened by fsspec whose reads are retried.
 
-    The file of fsspec stays with its location, to be opened again without asking for its size.
+    The file of fsspec stays with its location, to be opened again without asking for its size. Of
+    several one stays; the others, and one whose read has failed, are closed.
     """
 
     _file: Any = None  # `close` runs even if opening has failed
+    _is_reusable = True
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -261,14 +288,19 @@ class _Remote(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer)
-        data = retry(lambda: self._file.read(len(target)), self._location)
+        try:
+            data = retry(lambda: self._file.read(len(target)), self._location)
+        except BaseException:
+            self._is_reusable = False
+            raise
         target[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
         if not self.closed and self._file is not None:
-            if self._file.seekable():
-                self._location.idle_files.append(self._file)
+            idle_files = self._location.idle_files
+            if self._is_reusable and not idle_files and self._file.seekable():
+                idle_files.append(self._file)
             else:
                 self._file.close()
         super().close()
@@ -323,7 +355,7 @@ def _run_with_timeout(attempt: Callable[[], T], seconds: float) -> T:
     def run() -> None:
         try:
             result.set_result(attempt())
-        except Exception as error:  # noqa: BLE001 - raised by the caller's thread
+        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

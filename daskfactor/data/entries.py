@@ -12,6 +12,7 @@ from daskfactor.data.long_tables import is_frame
 from daskfactor.data.opening import load
 from daskfactor.data.statistics import check_dtype
 from daskfactor.errors import DataError, OptionError
+from daskfactor.urls import locate
 
 Index = NDArray[np.int64]
 NAMES = "axis_{}"
@@ -36,7 +37,11 @@ class Entries(NamedTuple):
 def entries_of(V: Any, unstored: str | None) -> Entries:
     """Return the stored entries of an array of any kind."""
     if isinstance(V, str | PathLike):
-        V = load(V)
+        location, V = V, load(locate(V))
+        if not hasattr(V, "ndim"):
+            raise DataError(
+                f"{locate(location)} holds a matrix; a CP model takes three or more axes"
+            )
     if is_frame(V):
         raise DataError(
             "a table is no tensor: make one of its keys and values, for example by "
@@ -47,7 +52,7 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
         entries, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
         labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
         return entries._replace(names=dims, labels=labels)
-    if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
+    if type(V).__module__.partition(".")[0] in ("zarr", "h5py") or isinstance(V, np.memmap):
         from dask.array import from_array
 
         decode = None if isinstance(V, np.memmap) else decoder(V)

@@ -1,5 +1,6 @@
 """Arrays in files of NumPy, and sparse matrices in its archives."""
 
+import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,11 +51,14 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return headers[version[0]](file)
 
 
-def _npy_at(location: Location) -> Source:
-    """Return the source of a ``.npy`` file at a URL, which is read in parts."""
+def _npy_at(location: Location) -> Any:
+    """Return the source of a ``.npy`` file at a URL, which is read in parts; a tensor is read."""
     with location.open() as file:
         shape, by_column, dtype = _npy_header(file)
         start = file.tell()
+        if len(shape) > 2 and math.prod(shape) * dtype.itemsize <= available_memory():
+            file.seek(0)
+            return np.load(file, allow_pickle=False)
     shape, dtype = matrix_shape(shape), check_dtype(dtype)
     # A file in column-major order is read in strips of columns.
     width = max(1, STRIP // (shape[0] * dtype.itemsize))

@@ -54,6 +54,7 @@ from daskfactor.urls import (
     Location,
     check_options,
     error_summary,
+    locate,
     safe_cause,
     url_errors,
 )
@@ -86,7 +87,7 @@ def open_source(V: Any, options: ReadOptions = ANYTHING, as_table: bool = False)
     """
     check_options(options.storage_options, [V])
     if isinstance(V, str | PathLike):
-        V = load(V, options, as_table)
+        V = load(locate(V), options, as_table)  # what was found there before may have changed
     return open_object(V, options)
 
 
@@ -98,7 +99,7 @@ def reopen(V: Any, described: Mapping[str, Any]) -> Any:
     columns = ReadOptions(**(described.get("table") or {"table": False}))
     part = {name: described.get(name) for name in PART}
     if isinstance(V, str | PathLike):
-        location = Location.of(V)
+        location = Location(V)
         takes = format_of(location.divide()[0]).takes
         V = load(location, columns if takes >= TABLE else ANYTHING)
     if any(part.values()) and object_kind(V).takes >= PART:
@@ -323,6 +324,11 @@ def _refuse_run(location: Location, name: str | None, options: ReadOptions) -> A
 def _refuse_nothing(location: Location, name: str | None, options: ReadOptions) -> Any:
     """Raise the error for a location without anything to read."""
     if not location.is_url and (name is not None or location.suffix in BY_ENDING):
+        if Path(location).is_dir():
+            raise DataError(
+                f"{location} is a folder without Parquet files, counts of 10x Genomics or a zarr "
+                "store that can be opened; pass a file in it"
+            )
         raise DataError(f"{location} does not exist; give a file or store: {ARRAYS}")
     error = find_place(location).error or FileNotFoundError()
     if isinstance(error, DaskfactorError):
@@ -366,8 +372,8 @@ FORMATS = {
     "10x": Format(
         lambda location, name, options: open_matrix_market(find_place(location).files[0])
     ),
-    "run": Format(_refuse_run),
-    "nothing": Format(_refuse_nothing, holds_several=True),
+    "run": Format(_refuse_run, (), TABLE | PART),
+    "nothing": Format(_refuse_nothing, (), TABLE | PART, holds_several=True),
 }
 """Formats by name, or by the kind of a place."""
 BY_ENDING = {ending: one for one in FORMATS.values() for ending in one.endings}

@@ -1,7 +1,8 @@
 """Find what is at a path or URL, asking a server as little as possible.
 
-A folder is listed once, and documents of zarr that are read for it stay in the opened store. A web
-server cannot list its files, so there all documents are asked for.
+A folder is listed once, and documents of zarr that are read for it stay in the opened store. A flat
+array of format 2 may have millions of chunks in its folder, so its document is asked for first.
+Where a server cannot or may not list files, all documents are asked for.
 """
 
 import os
@@ -94,7 +95,7 @@ def _find(location: Location) -> Place:
 def _names(location: Location) -> dict[str, str] | str | None:
     """Return names and types of what is in a folder, or "file"; empty for nothing.
 
-    None if the server cannot list its files.
+    None if the server cannot list its files, or refuses to.
     """
     if location.scheme in WEB:
         return "file" if location.suffix in PARQUET else None
@@ -106,18 +107,32 @@ def _names(location: Location) -> dict[str, str] | str | None:
         return {}
     system, path = location.file_system()
 
-    def ask() -> dict[str, str] | str:
+    def ask() -> dict[str, str] | str | None:
         system.invalidate_cache(path)
         try:
-            if location.suffix in PARQUET and system.isfile(path):
-                return "file"
+            if location.suffix in PARQUET:
+                if system.isfile(path):
+                    return "file"
+            elif _is_old_array(system, path):
+                return dict.fromkeys((".zarray", ".zattrs"), "file")
             if system.isdir(path):
                 return {_last(item["name"]): item["type"] for item in system.ls(path, detail=True)}
             return "file" if system.exists(path) else {}
+        except PermissionError:  # files may be readable where their folder may not be listed
+            return "file" if system.isfile(path) else None
         finally:
             system.invalidate_cache(path)
 
     return retry(ask, location)
+
+
+def _is_old_array(system: Any, path: str) -> bool:
+    """Return whether a folder at a URL is a zarr array of format 2."""
+    try:  # its first byte, by one request without asking for its size
+        system.cat_file(f"{path.rstrip('/')}/.zarray", 0, 1)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+        return False
+    return True
 
 
 def _zarr_place(location: Location, names: Mapping[str, str] | None) -> Place:
@@ -214,7 +229,8 @@ def _parquet_in(location: Location, names: Mapping[str, str]) -> tuple[Location,
     def ask() -> tuple[Location, ...]:
         if not holds_some(path.rstrip("/"), names):
             return ()
-        files = filter(_is_parquet, sorted(system.find(path)))
+        files = sorted(filter(_is_parquet, system.find(path)))
+        files = [name for name in files if not _is_hidden(name.removeprefix(path))]
         is_url = location.is_url
         return tuple(
             location.sibling(system.unstrip_protocol(name) if is_url else name) for name in files
@@ -224,7 +240,12 @@ def _parquet_in(location: Location, names: Mapping[str, str]) -> tuple[Location,
 
 
 def _is_parquet(name: str) -> bool:
-    return name.endswith(PARQUET) and not _last(name).startswith(("_", "."))
+    return name.endswith(PARQUET) and not _is_hidden(_last(name))
+
+
+def _is_hidden(path: str) -> bool:
+    """Return whether a path below a folder has a hidden part, such as the log of Delta Lake."""
+    return any(part.startswith(("_", ".")) for part in path.split("/"))
 
 
 def _last(name: str) -> str:

@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from daskfactor.data.icechunks import repository_store
-from daskfactor.errors import StoreFormatError
+from daskfactor.errors import StoreError, StoreFormatError
 from daskfactor.machine import available_memory
 from daskfactor.urls import Location, is_url, retry_async, url_errors
 
@@ -47,7 +47,9 @@ def zarr_store(location: str, names: Collection[str] | None = None) -> "SafeStor
     store = plain_store(location)
     with url_errors(store.location):
         if names is not None:
-            store.forget_absent(names)
+            store.preload_documents(names)
+        else:
+            store.refusal_is_absence = True
         if not any(sync(store.get(name, default_buffer_prototype())) for name in DOCUMENTS[:3]):
             repository = repository_store(store.location)
             if repository is not None:
@@ -77,11 +79,18 @@ class SafeStore(WrapperStore[Any]):
         Location of the store, for messages; reads from a URL are retried.
     inside
         Path inside the store.
+
+    Attributes
+    ----------
+    refusal_is_absence
+        True if a document that may not be read counts as absent: where a bucket may not be listed,
+        S3 gives the same answer for both.
     """
 
     def __init__(self, store: Any, location: str = "", inside: str = "") -> None:
         super().__init__(store)
         self.location, self.inside = location, inside
+        self.refusal_is_absence = False
         self._arrays: dict[str, Any] = {}
         self._checked: set[str] = set()
         self._documents: dict[str, Buffer | None] = {}
@@ -90,9 +99,10 @@ class SafeStore(WrapperStore[Any]):
         other = type(self)(store, self.location, self.inside)
         other._arrays, other._checked = self._arrays, self._checked
         other._documents = self._documents
+        other.refusal_is_absence = self.refusal_is_absence
         return other
 
-    def forget_absent(self, names: Collection[str]) -> None:
+    def preload_documents(self, names: Collection[str]) -> None:
         """Read consolidated metadata, and never ask for documents that a folder does not have."""
         self._documents |= {name: None for name in DOCUMENTS if name not in names}
         if CONSOLIDATED not in names:
@@ -121,11 +131,20 @@ class SafeStore(WrapperStore[Any]):
         if key != newer and self._documents.get(newer) is not None:
             return None  # it has format 3, and others are those of format 2
         if key not in self._documents:
-            self._documents[key] = await self._read(key, prototype)
+            self._documents[key] = await self._read_document(key, prototype)
         document = self._documents[key]
         if document is not None:
             self._record_arrays(folder, document.to_bytes())
         return document
+
+    async def _read_document(self, key: str, prototype: Any) -> Buffer | None:
+        """Read a document; None if it is absent."""
+        try:
+            return await self._read(key, prototype)
+        except StoreError as error:
+            if self.refusal_is_absence and isinstance(error.__cause__, PermissionError):
+                return None
+            raise
 
     async def _read(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
         """Read a value; a small one by one request, without asking for its size."""

@@ -106,8 +106,10 @@ def is_hdf5(location: str) -> bool:
     return b"\x89HDF\r\n\x1a\n" in (start[:8], start[512:])
 
 
-def read_hdf5(location: Location, name: str | None) -> Source:
-    """Return the source of a 10x Genomics matrix in an HDF5 file, or of another dataset.
+def read_hdf5(location: Location, name: str | None) -> Any:
+    """Return the source of a 10x Genomics matrix in an HDF5 file, or of another matrix.
+
+    An array with more dimensions is returned as an open dataset.
 
     Raises
     ------
@@ -154,7 +156,8 @@ def read_hdf5(location: Location, name: str | None) -> Source:
         raise DataError(
             f"{location} has no matrix {name!r}, only {', '.join(matrices_by_name) or 'none'}"
         )
-    return from_chunked(matrices_by_name[name], "hdf5", f"{location}:{name}")
+    array = matrices_by_name[name]
+    return from_chunked(array, "hdf5", f"{location}:{name}") if array.ndim == 2 else array
 
 
 def _of_10x(location: str, group: Any) -> Source:

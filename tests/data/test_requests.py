@@ -1,5 +1,7 @@
 """Requests that opening an input at a URL takes before its data are read."""
 
+import shutil
+
 import numpy as np
 import pytest
 import zarr
@@ -111,6 +113,33 @@ def test_a_zarr_store_is_opened_by_few_requests_before_its_chunks(tmp_path, requ
     assert len(chunks) == len(set(chunks)) <= 6
 
 
+@pytest.mark.filterwarnings("ignore:Writing zarr v2 data")
+def test_chunks_of_a_large_flat_array_are_not_listed(tmp_path, requests, url):
+    V = np.ones((30, 40), np.float32)
+    zarr.create_array(tmp_path / "flat.zarr", data=V, chunks=(1, 1), zarr_format=2)
+    assert len(requests.of(open_source, url("flat.zarr"))) <= 3
+
+
+@pytest.mark.filterwarnings("ignore:Writing zarr v2 data")
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("name", ["v2.zarr", "v3.zarr", "blocks.zarr", "v.parquet"])
+def test_data_that_may_be_read_but_not_listed_are_opened(tmp_path, s3, url, name, hidden):
+    """``hidden``: what is absent is refused, too, as S3 does where a bucket may not be listed."""
+    written(tmp_path, name)
+    place = url(name)
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+
+    def fault(environ):
+        path = environ["PATH_INFO"].partition(f"/{tmp_path.name}/")[2]
+        lists = "list-type" in environ["QUERY_STRING"]
+        refuses = lists or (hidden and path not in files)
+        return (403, "AccessDenied") if refuses else None
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    with s3.failing(fault), dfac.as_blocks(place, unstored=None) as data:
+        assert data.shape in (DENSE.shape, COUNTS.shape)
+
+
 def test_a_copy_of_a_run_is_opened_by_few_requests_before_its_chunks(tmp_path, requests, url):
     """One says that it is no repository; the others are its root and its last checkpoint."""
     written(tmp_path, "run.zarr")
@@ -152,3 +181,18 @@ def test_what_a_location_holds_is_found_again_in_another_call(tmp_path, requests
     url("v3.zarr")
     with dfac.as_blocks(location) as data:
         np.testing.assert_array_equal(data.to_numpy(), before + 1)
+
+
+def test_what_a_location_held_is_forgotten_by_every_call(tmp_path):
+    place = tmp_path / "v"
+    zarr.create_array(place, data=DENSE)
+    with dfac.as_blocks(place) as data:
+        location = data.source.location
+    shutil.rmtree(place)
+    dfac.convert(COUNTS, place, blocks=2, unstored="zero", progressbar=False)
+    assert open_source(location).shape == COUNTS.shape
+    dfac.convert(location, tmp_path / "copy", progressbar=False)
+    assert dfac.as_blocks(tmp_path / "copy").shape == COUNTS.shape
+    shutil.rmtree(place)
+    zarr.create_array(place, data=np.ones((3, 4, 5), np.float32))
+    assert dfac.as_tensor(location, 1).grid.sizes == (3, 4, 5)

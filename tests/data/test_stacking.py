@@ -6,8 +6,10 @@ import pickle
 import tracemalloc
 
 import dask.array as da
+import fsspec
 import numpy as np
 import pytest
+import scipy.sparse
 import sparse
 import xarray as xr
 import zarr
@@ -234,6 +236,30 @@ def put_together(data):
             others = [data.col_order[start + own] - start for own, start in pairs]
         out[(first, *others)] = view.values
     return out
+
+
+def test_a_tensor_in_a_file_is_read_as_in_memory(tmp_path):
+    h5py, values = pytest.importorskip("h5py"), dense()
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        file["a"], file["b"] = values, values[0]
+    with fsspec.open("memory://tensors/t.npy", "wb") as file:
+        np.save(file, values)
+    for place in (f"{tmp_path}/t.h5:a", "memory://tensors/t.npy"):
+        np.testing.assert_array_equal(put_together(as_tensor(place, 2)), values)
+        with pytest.raises(DataError, match=r"have 3 dimensions.*CP\(\.\.\.\)"):
+            dfac.as_blocks(place)
+
+
+def test_a_file_of_a_matrix_is_no_tensor(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    matrix = scipy.sparse.random_array((6, 5), density=0.9, rng=np.random.default_rng(0))
+    scipy.sparse.save_npz(tmp_path / "s.npz", matrix.tocsr())
+    dfac.convert(matrix, tmp_path / "s.zarr", unstored="zero", progressbar=False)
+    with h5py.File(tmp_path / "s.h5", "w") as file:
+        file["a"] = matrix.toarray()
+    for name in ("s.npz", "s.zarr", "s.h5"):
+        with pytest.raises(DataError, match=rf"{name} holds a matrix; a CP model takes three"):
+            as_tensor(tmp_path / name)
 
 
 @pytest.fixture(scope="module")

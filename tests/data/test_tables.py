@@ -191,6 +191,17 @@ def test_a_folder_of_parquet_files(tmp_path):
     refused(StoreError, "there is nothing of that kind", converted, tmp_path / "empty")
 
 
+def test_logs_in_a_folder_of_parquet_files_are_no_data(tmp_path):
+    """Delta Lake writes checkpoints of its log as Parquet."""
+    table = pa.table({"u": [0, 1], "f": [1, 0], "s": [1, 2]})
+    for name in ("part", "_delta_log/00000000000000000010.checkpoint", ".hidden/year=2025/part"):
+        place = tmp_path / "_lake" / f"{name}.parquet"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, place)
+    files = tables.parquet_files(str(tmp_path / "_lake"))
+    assert files == [str(tmp_path / "_lake" / "part.parquet")]
+
+
 def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
     """It may be the root of all files; of what lies in it only parts by key are looked into."""
     table = pa.table({"u": [0, 1], "f": [1, 0], "s": [1, 2]})
@@ -499,6 +510,17 @@ def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
     for file in ("v.csv", "v.jpg"):
         (tmp_path / file).write_text("1,2\n3,4\n")
     refused(DataError, message, load, f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("option", [{"rows": "u"}, {"layer": "counts"}, {"table": True}])
+def test_a_name_that_is_misspelt_is_said_before_its_options(tmp_path, option):
+    refused(DataError, "missing.csv does not exist", as_blocks, tmp_path / "missing.csv", **option)
+
+
+def test_a_folder_named_like_a_file_is_told(tmp_path):
+    (tmp_path / "v.csv").mkdir()
+    (tmp_path / "v.csv" / "part-0.csv").write_text("1,2\n3,4\n")
+    refused(DataError, "v.csv is a folder without .*; pass a file", as_blocks, tmp_path / "v.csv")
 
 
 def test_codes_keep_their_leading_zeros(tmp_path):

@@ -362,3 +362,61 @@ def test_of_a_table_at_a_url_nothing_is_asked_in_vain(folder, s3):
     with s3.failing(note):
         dfac.as_blocks(f"{folder}/t.csv", 1)
     assert all(path.endswith("t.csv") for path in asked), asked
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("", "an empty text was passed as a path; pass a path or URL"),
+        ("~nobody-of-this-name/a.csv", "'~nobody-of-this-name/a.csv' cannot be a path"),
+        ("a" * 5000, r"'a{100}\.\.\.' cannot be a path \(file name too long\)"),
+        ("a\0b.csv", "cannot be a path .embedded null"),
+        (Path("https://b/k.csv"), "pass a URL as text, got the path https:/b/k.csv"),
+    ],
+)
+def test_a_text_that_is_no_path_is_refused(place, message):
+    refused(StoreError, message, dfac.as_blocks, place)
+
+
+def test_a_colon_in_the_name_of_a_folder_divides_nothing(tmp_path):
+    missing = f"{tmp_path}/y:z/w.csv"
+    refused(DataError, "y:z/w.csv does not exist", dfac.as_blocks, missing)
+    assert Location(missing).divide() == (missing, None)
+    assert Location(f"{tmp_path}/t.h5:group/a").divide() == (f"{tmp_path}/t.h5", "group/a")
+
+
+def test_of_files_at_a_url_one_stays_open(monkeypatch):
+    made = []
+
+    class Failing(BytesIO):
+        def read(self, size=-1):
+            raise KeyboardInterrupt
+
+    class System:
+        kind = BytesIO
+
+        def open(self, *_, **__):
+            made.append(self.kind(b"text"))
+            return made[-1]
+
+    system, location = System(), Location("memory://data/a")
+    monkeypatch.setattr(Location, "file_system", lambda self: (system, "a"))
+    files = [location.open() for _ in range(3)]
+    for file in files:
+        file.close()
+    assert [one.closed for one in made] == [False, True, True]
+    assert location.idle_files == made[:1]
+    location.idle_files.clear()
+    system.kind = Failing
+    with pytest.raises(KeyboardInterrupt), location.open() as file:
+        file.read()
+    assert made[-1].closed
+    assert not location.idle_files
+
+
+def test_the_end_of_a_first_attempt_is_raised():
+    def interrupted():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        retry(interrupted, "s3://never-asked-before/v")
