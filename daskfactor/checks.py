@@ -215,8 +215,8 @@ def file_of(value: Any) -> str | None:
     """Return the path or URL of a file that was opened and not read; None for other objects."""
     if not type(value).__module__.startswith("daskfactor.data"):
         return None
-    described = getattr(value, "info", value)
-    location: str | None = getattr(described, "location", None)
+    info = getattr(value, "info", value)
+    location: str | None = getattr(info, "location", None)
     return location
 
 

@@ -69,7 +69,8 @@ def values_of(table: str, name: str, column: Any, all_names: Sequence[str]) -> N
         if kind not in NUMBER_KINDS:
             raise DataError(
                 f"column {name!r} of {table} holds {kind} data; values must be numbers; choose "
-                f"another with values, or values=False to count lines; it has {listed(all_names)}"
+                "another with values, or values=False to count lines; it has "
+                f"{column_list(all_names)}"
             )
         column = pd.to_numeric(column)
     if isinstance(column.dtype, np.dtype):
@@ -85,7 +86,7 @@ def without_keys(table: str, name: str, count: int) -> DataError:
     )
 
 
-def listed(all_names: Sequence[str]) -> str:
+def column_list(all_names: Sequence[str]) -> str:
     """Return the names of columns for a message."""
     listing = ", ".join(all_names[:MAX_LISTED])
     more = f" and {len(all_names) - MAX_LISTED} more" if len(all_names) > MAX_LISTED else ""

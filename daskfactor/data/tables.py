@@ -18,7 +18,7 @@ import numpy as np
 
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
-from daskfactor.data.columns import keys_of, listed, values_of, without_keys
+from daskfactor.data.columns import column_list, keys_of, values_of, without_keys
 from daskfactor.data.coo import PIECE, Keys, Piece
 from daskfactor.data.dialects import (
     MISSING,
@@ -404,7 +404,7 @@ def chosen_columns(location: str, all_names: Sequence[str], options: ReadOptions
     if len(set(names)) < len(names):
         raise OptionError(
             f"rows, columns and values need different columns, got {', '.join(names)}; "
-            f"{location} has {listed(all_names)}"
+            f"{location} has {column_list(all_names)}"
         )
     return names
 
@@ -421,12 +421,13 @@ def _column(
         near = difflib.get_close_matches(position, all_names, 1, 0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise DataError(
-            f"{location} has no column {position!r} for {role}; {hint}it has {listed(all_names)}"
+            f"{location} has no column {position!r} for {role}; {hint}it has "
+            f"{column_list(all_names)}"
         )
     if not 0 <= position < len(all_names):
         raise DataError(
             f"{location} has no column at position {position} for {role}; it has "
-            f"{listed(all_names)}; choose columns with rows, columns and values"
+            f"{column_list(all_names)}; choose columns with rows, columns and values"
         )
     return all_names[position]
 
