@@ -260,7 +260,7 @@ def format_of(location: Location) -> Format:
     if by_ending is not None:
         return by_ending
     _refuse_foreign(location)
-    return FORMATS["hdf5" if is_hdf5(location) else "file"]
+    return FORMATS["hdf5" if is_hdf5(location) else "netcdf"]
 
 
 def _load_table(
@@ -363,7 +363,7 @@ FORMATS = {
     "npy": Format(read_npy, (".npy",)),
     "npz": Format(read_npz, (".npz",), TABLE, holds_several=True, lists_entries=True),
     "hdf5": Format(_load_hdf5, (".h5", ".hdf5", ".hspy"), DIMENSIONS, holds_several=True),
-    "file": Format(read_file, (".nc", ".nc4", ".cdf"), DIMENSIONS, holds_several=True),
+    "netcdf": Format(read_file, (".nc", ".nc4", ".cdf"), DIMENSIONS, holds_several=True),
     "anndata": Format(_load_annotated, (".h5ad",), PART, holds_several=True),
     # Without an ending, by their contents, see `daskfactor.data.places.Kind`:
     "blocks": Format(lambda location, name, options: BlockStore(location)),
