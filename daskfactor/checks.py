@@ -42,9 +42,9 @@ class Match(NamedTuple):
 def match_labels(labels: Any, reference: Any) -> Match:
     """Return the positions of labels among reference labels, compared by value.
 
-    Times are equal in any unit, and 1 equals 1.0. Labels of stacked dimensions are a MultiIndex,
-    or a mapping from names to labels, in any order; they match only labels of dimensions with the
-    same names.
+    Times are equal in any unit, 1 equals 1.0, and NaN equals nothing. Labels of stacked dimensions
+    are a MultiIndex, or a mapping from names to labels, in any order; they match only labels of
+    dimensions with the same names.
     """
     index, reference_index = _index(labels), _index(reference)
     size = len(reference_index)
@@ -113,7 +113,13 @@ def _index(labels: Any) -> Any:
     values = np.asarray(labels)
     if values.dtype.kind in "MT":
         values = values.astype("M8[ns]" if values.dtype.kind == "M" else object)
-    return pd.Index(values)
+    if values.dtype.kind != "f" and values.dtype != np.uint64:
+        return pd.Index(values)
+    # pandas would round integers to compare them with these, and takes NaN as equal.
+    exact = values.astype(object)
+    for at in np.flatnonzero(np.isnan(values)):
+        exact[at] = object()
+    return pd.Index(exact, dtype=object)
 
 
 def _first_repeated(index: Any, common: NDArray[np.bool_]) -> Any:

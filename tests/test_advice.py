@@ -909,7 +909,7 @@ ERRORS = {
         lambda _: fit("--monitor", "missing"),
     ),
     "no number of components in the shell": (
-        "Missing option '--components' / '-k'",
+        "Missing option '-k' / '--components'",
         lambda: shell("fit", numbers(), "--store", "r.zarr"),
         lambda _: fit(),
     ),

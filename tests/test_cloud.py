@@ -8,7 +8,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.errors import StoreError
-from daskfactor.results import files
+from daskfactor.runs import files
 from daskfactor.runs.repository import RepositoryBackend
 from tests.cli.shell import fails, succeed
 from tests.results.writer import start

@@ -15,7 +15,7 @@ import xarray as xr
 import daskfactor as dfac
 from daskfactor.evidence import rank, thermodynamic
 from daskfactor.inference import setting
-from daskfactor.results import files
+from daskfactor.runs import files
 from daskfactor.stein import posterior
 from tests.results.writer import start
 

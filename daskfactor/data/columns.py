@@ -1,5 +1,6 @@
 """Columns of a table as keys and values of entries."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ KEY_KINDS = (
     *("datetime64", "datetime", "timedelta64", "timedelta", "period"),
 )
 """Kinds of columns, in the words of `pandas.api.types.infer_dtype`, that may be keys."""
+NUMBER_KINDS = "integer", "floating", "mixed-integer-float", "boolean", "decimal"
+"""Kinds of columns of objects that are numbers, some of them missing."""
+MAX_LISTED = 20
 
 
 def keys_of(table: str, name: str, column: Any) -> Keys:
@@ -50,21 +54,24 @@ def keys_of(table: str, name: str, column: Any) -> Keys:
     return pd.Categorical.from_codes(codes, pd.Index(labels, dtype=object), validate=False)
 
 
-def values_of(table: str, name: str, column: Any) -> NDArray[Any]:
+def values_of(table: str, name: str, column: Any, all_names: Sequence[str]) -> NDArray[Any]:
     """Return the numbers in a column of pandas, NaN where it is empty.
 
     Raises
     ------
     DataError
-        If they are no numbers.
+        If they are no numbers; it lists all columns of the table.
     """
     if getattr(column.dtype, "kind", "O") not in "iufb":
-        from pandas.api.types import infer_dtype
+        import pandas as pd
 
-        raise DataError(
-            f"column {name!r} of {table} holds {infer_dtype(column)} data; values must be numbers; "
-            "choose another with values, or values=False to count lines"
-        )
+        kind = pd.api.types.infer_dtype(column)
+        if kind not in NUMBER_KINDS:
+            raise DataError(
+                f"column {name!r} of {table} holds {kind} data; values must be numbers; choose "
+                f"another with values, or values=False to count lines; it has {listed(all_names)}"
+            )
+        column = pd.to_numeric(column)
     if isinstance(column.dtype, np.dtype):
         return np.asarray(column, np.float32 if column.dtype == np.float16 else None)
     return np.asarray(column.to_numpy("float64", na_value=np.nan))
@@ -76,3 +83,10 @@ def without_keys(table: str, name: str, count: int) -> DataError:
         f"{count} lines of {table} have nothing in the key column {name!r}; remove them, or "
         "fill it in"
     )
+
+
+def listed(all_names: Sequence[str]) -> str:
+    """Return the names of columns for a message."""
+    listing = ", ".join(all_names[:MAX_LISTED])
+    more = f" and {len(all_names) - MAX_LISTED} more" if len(all_names) > MAX_LISTED else ""
+    return f"the columns {listing}{more}" if len(all_names) > 1 else f"the single column {listing}"

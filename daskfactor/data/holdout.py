@@ -11,6 +11,7 @@ from scipy import sparse
 
 from daskfactor import markup
 from daskfactor.checks import (
+    TENSOR_CELLS,
     cells_at,
     inner_share,
     mask_in_order,
@@ -167,7 +168,9 @@ def hold_out(
     if isinstance(V, xr.DataArray):
         V = decoded(V)
         if hasattr(selection, "dims"):
-            selection = mask_in_order(selection, V.dims, [*map(V.indexes.get, V.dims)], CELLS)
+            selection = mask_in_order(
+                selection, V.dims, [*map(V.indexes.get, V.dims)], _allowed(V.shape)
+            )
         if is_tensor or isinstance(V.data, np.ndarray):
             array = _tensor_in_memory(V.data) if is_tensor else V.values
             result = _from_array(array, selection, keep_one, rng)
@@ -298,7 +301,7 @@ def _with_zeros(csr: Any, selection: Any, rng: np.random.Generator) -> HeldOut:
             )
         cells = np.unravel_index(_distinct(total, count, rng), csr.shape)
     else:
-        cells = cells_at(selection, csr.shape, CELLS)
+        cells = _named_cells(selection, csr.shape)
     values = np.asarray(csr[cells]).ravel()
     is_missing = np.isnan(values)
     if is_missing.any():
@@ -314,6 +317,20 @@ def _with_zeros(csr: Any, selection: Any, rng: np.random.Generator) -> HeldOut:
     )
     train = sparse.coo_array((data, coords), shape=csr.shape).tocsr()
     return HeldOut(train, cells, values)
+
+
+def _allowed(shape: Sequence[int]) -> str:
+    """Return the start of messages about cells of an array that are named."""
+    return CELLS if len(shape) == 2 else TENSOR_CELLS.format(tuple(shape), len(shape))
+
+
+def _named_cells(selection: Any, shape: Sequence[int]) -> tuple[NDArray[np.int64], ...]:
+    """Return the positions of cells in the order in which they are named, each of them once."""
+    cells = cells_at(selection, shape, _allowed(shape))
+    if not cells[0].size:
+        raise OptionError("cells names no cell; name at least one, or pass a share instead")
+    _, first = np.unique(np.ravel_multi_index(cells, tuple(shape)), return_index=True)
+    return tuple(at[np.sort(first)] for at in cells)
 
 
 def _not_observed(cells: Sequence[NDArray[Any]], is_missing: NDArray[np.bool_]) -> OptionError:
@@ -359,7 +376,7 @@ def _choose(
     """Return the positions of the entries to take: ascending, or in the order of named cells."""
     size = observed[0].size
     if not isinstance(selection, float):
-        cells = cells_at(selection, shape, CELLS)
+        cells = _named_cells(selection, shape)
         numbers, requested = (np.ravel_multi_index(tuple(at), shape) for at in (observed, cells))
         positions, is_absent = find_cells(numbers, requested)
         if is_absent.any():

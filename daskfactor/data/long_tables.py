@@ -147,7 +147,7 @@ def open_frame(data: Any, options: ReadOptions) -> Source:
         raise DataError(f"{name} has two columns of one name: {', '.join(all_names)}; rename one")
     names = chosen_columns(name, all_names, options)
     columns = [frame.iloc[:, all_names.index(column)] for column in names]
-    return _entries(name, names, columns)
+    return _entries(name, names, columns, all_names)
 
 
 def _labelled(frame: Any, all_names: list[str]) -> Any:
@@ -196,13 +196,15 @@ def _kind(dtype: Any) -> str:
     return "key" if letter in "OUSTMm" else "other"
 
 
-def _entries(table: str, names: Sequence[str], columns: Sequence[Any]) -> Source:
+def _entries(
+    table: str, names: Sequence[str], columns: Sequence[Any], all_names: Sequence[str]
+) -> Source:
     """Return the source of columns of keys and, unless lines are counted, of values."""
     (rows, row_labels), (cols, col_labels) = (
         _numbered(keys_of(table, name, column))
         for name, column in zip(names[:2], columns, strict=False)
     )
-    values = values_of(table, names[2], columns[2]) if len(names) > 2 else None
+    values = values_of(table, names[2], columns[2], all_names) if len(names) > 2 else None
     dims = usable_dims(*names[:2])
     sides = zip(dims, (row_labels, col_labels), strict=True)
     coords = [{dim: labels} for dim, labels in sides]

@@ -18,7 +18,7 @@ import numpy as np
 
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
-from daskfactor.data.columns import keys_of, values_of, without_keys
+from daskfactor.data.columns import keys_of, listed, values_of, without_keys
 from daskfactor.data.coo import PIECE, Keys, Piece
 from daskfactor.data.dialects import (
     MISSING,
@@ -44,7 +44,6 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 Column = str | int
 
 CSV_BLOCK = 2**24
-MAX_LISTED = 20
 COUNTED = 0.0, 1.0
 """First numbers of column names that are mere positions."""
 _CODE = re.compile(r"0\d+")
@@ -121,7 +120,7 @@ def open_parquet(location: str, options: ReadOptions) -> Source:
             try:
                 with pq.ParquetFile(path.path_or_file(), read_dictionary=texts) as file:
                     for batch in file.iter_batches(PIECE, columns=names):
-                        yield _piece(location, batch, names)
+                        yield _piece(location, batch, names, schema.names)
             except (pa.ArrowException, KeyError) as error:
                 raise unreadable(path, error) from error
 
@@ -176,7 +175,7 @@ def open_csv(location: str, options: ReadOptions) -> Source:
                     skipped = 0
                     with arrow.open_csv(pa.BufferReader(block), shape, parse, convert) as reader:
                         for batch in reader:
-                            yield _piece(location, batch, names, written)
+                            yield _piece(location, batch, names, all_names, written)
         except pa.ArrowInvalid as error:
             raise unreadable(location, error) from error
 
@@ -405,7 +404,7 @@ def chosen_columns(location: str, all_names: Sequence[str], options: ReadOptions
     if len(set(names)) < len(names):
         raise OptionError(
             f"rows, columns and values need different columns, got {', '.join(names)}; "
-            f"{location} has {_listing(all_names)}"
+            f"{location} has {listed(all_names)}"
         )
     return names
 
@@ -422,20 +421,14 @@ def _column(
         near = difflib.get_close_matches(position, all_names, 1, 0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise DataError(
-            f"{location} has no column {position!r} for {role}; {hint}it has {_listing(all_names)}"
+            f"{location} has no column {position!r} for {role}; {hint}it has {listed(all_names)}"
         )
     if not 0 <= position < len(all_names):
         raise DataError(
             f"{location} has no column at position {position} for {role}; it has "
-            f"{_listing(all_names)}; choose columns with rows, columns and values"
+            f"{listed(all_names)}; choose columns with rows, columns and values"
         )
     return all_names[position]
-
-
-def _listing(all_names: Sequence[str]) -> str:
-    listing = ", ".join(all_names[:MAX_LISTED])
-    more = f" and {len(all_names) - MAX_LISTED} more" if len(all_names) > MAX_LISTED else ""
-    return f"the columns {listing}{more}" if len(all_names) > 1 else f"the single column {listing}"
 
 
 def _is_text(pa: Any, kind: Any) -> bool:
@@ -482,7 +475,11 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
 
 
 def _piece(
-    location: str, batch: Any, names: list[str], written: dict[str, str] | None = None
+    location: str,
+    batch: Any,
+    names: list[str],
+    all_names: Sequence[str],
+    written: dict[str, str] | None = None,
 ) -> Piece:
     """Return the entries of a batch; ``written`` collects key types of a text file by column."""
     rows, cols = (
@@ -498,7 +495,7 @@ def _piece(
 
     if pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
-    return Piece(rows, cols, values_of(location, names[2], values.to_pandas()))
+    return Piece(rows, cols, values_of(location, names[2], values.to_pandas(), all_names))
 
 
 def _keys(location: str, name: str, array: Any) -> Keys:
@@ -510,7 +507,15 @@ def _keys(location: str, name: str, array: Any) -> Keys:
     if array.null_count:
         raise without_keys(location, name, array.null_count)
     timed = types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None)
-    if timed or types.is_integer(kind) or types.is_floating(kind) or types.is_nested(kind):
+    if types.is_integer(kind):  # files of a folder may have different types
+        numbers = array.to_numpy(zero_copy_only=False)
+        if numbers.dtype == np.uint64 and numbers.size and numbers.max() >= 2**63:
+            raise DataError(
+                f"the key column {name!r} of {location} has numbers of 2**63 or more; convert it "
+                "to text"
+            )
+        return np.asarray(numbers, np.int64)
+    if timed or types.is_floating(kind) or types.is_nested(kind):
         return keys_of(location, name, array.to_pandas(date_as_object=False))
     if not types.is_dictionary(kind):
         array = array.cast(pa.string()).dictionary_encode()

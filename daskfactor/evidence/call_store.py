@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -14,8 +13,9 @@ import numpy as np
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.inference.run_loop import Values, join_values, split_values
+from daskfactor.publish import Publication
 from daskfactor.runs.backends import LocalBackend
-from daskfactor.runs.files import MARKER, NODE, Checkpoints, disk_errors, plain
+from daskfactor.runs.files import MARKER, NODE, Checkpoints, disk_errors, plain, remove_scratch
 from daskfactor.urls import is_url
 
 WHAT, SAFE = "the store of an evidence", "the last checkpoint is safe"
@@ -57,7 +57,8 @@ class CallStore:
             )
         self.path = Path(fspath(path))
         with disk_errors(WHAT, self.path, "nothing was begun", AGAIN):
-            if not self.path.exists():
+            self._is_new = not self.path.exists() or _is_empty(self.path)
+            if self._is_new:
                 self._create()
             if not is_call_store(self.path):
                 raise StoreError(
@@ -65,12 +66,12 @@ class CallStore:
                     "another path"
                 )
             self._backend = LocalBackend.opened(self.path)
-        self.checkpoints = Checkpoints(self._backend, 1, 0)
         self.call, self.finished, self.piece = Values(), Values(), ""
         try:
+            self.checkpoints = Checkpoints(self._backend, 1, 0)
             self._read()
         except BaseException:
-            self.close()
+            self._backend.close()
             raise
 
     def _read(self) -> None:
@@ -86,10 +87,10 @@ class CallStore:
 
     def _create(self) -> None:
         """Create an empty store; a process that is killed meanwhile leaves none."""
-        draft = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.partial")
-        empty = Checkpoints(LocalBackend.for_checkpoints(draft), 1, 0)
-        empty.commit({}, FIXED | {"call": {}, "finished": {}, "piece": "", "state": {}})
-        draft.rename(self.path)
+        with Publication(self.path) as publication:
+            empty = Checkpoints(LocalBackend.for_checkpoints(publication.draft), 1, 0)
+            empty.commit({}, FIXED | {"call": {}, "finished": {}, "piece": "", "state": {}})
+            publication.publish()
 
     def seed(self, random_seed: int | None) -> int | None:
         """Return the seed of the call that began the store if none is given."""
@@ -108,6 +109,8 @@ class CallStore:
             self.call = call
             self.checkpoint({}, {})
         elif other := [name for name in call if call[name] != self.call.get(name)]:
+            if other[:2] == ["V", "blocks"]:  # fingerprints of data depend on their blocks
+                other[:2] = ["V or of blocks"]
             raise StoreError(
                 f"{self.path} was begun by a call with other values of {', '.join(other)}; repeat "
                 "that call, or pass another path"
@@ -143,9 +146,11 @@ class CallStore:
         return arrays, meta["state"]
 
     def close(self) -> None:
-        """Release the folder."""
+        """Release the folder; remove a new one whose call was refused."""
         self.checkpoints.close()
         self._backend.close()
+        if self._is_new and not self.call:
+            remove_scratch(self.path)
 
 
 @contextmanager
@@ -161,6 +166,10 @@ def call_store(path: str | PathLike[str] | None) -> Iterator[CallStore | None]:
         store.close()
 
 
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
 def is_call_store(path: str | PathLike[str]) -> bool:
     """Return True if there is the store of a call at a path."""
     return (Path(path) / MARKER).exists() and not (Path(path) / NODE).exists()
@@ -169,14 +178,15 @@ def is_call_store(path: str | PathLike[str]) -> bool:
 def identity_of(data: Any, model: Any) -> dict[str, Any]:
     """Return what identifies data and a model among the arguments of a call."""
     if isinstance(data, BlockedData):
-        offsets = [side.offsets for side in data.grid.sides]
-        identity = f"{data.fingerprint} {data.unstored} {data.dtype} {offsets}"
+        identity = f"{data.fingerprint} {data.unstored} {data.dtype}"
+        blocks = [side.offsets for side in data.grid.sides]
     else:
         arrays = [data] if isinstance(data, np.ndarray) else [data.indices, data.values]
-        identity = f"{getattr(data, 'shape', ())} {_digest(*arrays)}"
+        identity, blocks = f"{getattr(data, 'shape', ())} {_digest(*arrays)}", []
     settings = {name: _digest(array) for name, array in model.arrays().items()}
     described = json.dumps([model.to_dict(), settings], default=str)
-    return {"V": hashlib.sha256(identity.encode()).hexdigest(), "model": described}
+    V = hashlib.sha256(identity.encode()).hexdigest()
+    return {"V": V, "blocks": blocks, "model": described}
 
 
 def _digest(*arrays: Any) -> str:

@@ -76,8 +76,10 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
     OptionError
         If the name is unknown, or needs a client, or cannot be used with one.
     """
-    if not isinstance(executor, str) and hasattr(executor, "run"):
+    if isinstance(executor, Executor):
         return executor
+    if type(executor).__name__ == "Client":
+        raise OptionError("executor is a Client; pass it as client=")
     if executor not in (*_LOCAL_EXECUTORS, "ring"):
         raise OptionError(
             'executor must be one of "threads", "serial", "tasks", "ring" or an executor object, '

@@ -195,8 +195,8 @@ def fetch_arrays(
         while len(received) < len(needed):
             rest = [(r.key, r.part, r.rows) for r in needed[len(received) :]]
             reply = await worker.rpc(address).daskfactor_get(requests=pickle.dumps(rest))
-            if "bands" not in reply:
-                raise StateLost(reply["lost"])
+            if not reply or "bands" not in reply:  # a worker that closes has no handlers
+                raise StateLost((reply or {}).get("lost", f"{address} has closed"))
             received += map(pickle.loads, reply["bands"])
         arrays.update({r.key: value for r, value in zip(needed, received, strict=True)})
 

@@ -214,9 +214,13 @@ class LocalBackend(FolderView):
         """Lock a run for writing, and remove files that killed writers have left."""
         recover(path)
         lock = writer_lock(path)
-        for leftover in [*path.rglob(f"*{PARTIAL}")]:
-            remove_scratch(leftover)
-        return cls(path, lock)
+        try:
+            for leftover in [*path.rglob(f"*{PARTIAL}")]:
+                remove_scratch(leftover)
+            return cls(path, lock)
+        except BaseException:
+            lock.release()
+            raise
 
     @classmethod
     def for_new_run(cls, reservation: "Reservation", path: Path) -> "LocalBackend":

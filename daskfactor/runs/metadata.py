@@ -75,13 +75,18 @@ def read_root(view: "View") -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         from daskfactor.data.places import FORMAT  # slow to import
 
-        attrs = _attributes(view, NODE)
+        attrs = attributes_of(view, NODE)
         if attrs.get("format") == FORMAT:
             raise StoreFormatError(
                 f"{root} is a matrix from {LIBRARY}.convert, not a run; pass it as V to "
                 f"{LIBRARY}.sample, or to daskfactor fit"
             ) from error
-        if attrs.get("inference_library") == LIBRARY or _attributes(view, MARKER):
+        if not attrs and attributes_of(view, MARKER):
+            raise StoreFormatError(
+                f"{root} has checkpoints but no results: it is the store of log_evidence or "
+                f"select_rank, which the same call opens again, or a run that has lost its {NODE}"
+            ) from error
+        if attrs.get("inference_library") == LIBRARY:
             raise damaged(root, f"its {NODE} is incomplete") from error
         raise StoreFormatError(foreign) from error
     if attrs.get("inference_library") != LIBRARY:
@@ -89,7 +94,7 @@ def read_root(view: "View") -> dict[str, Any]:
     return document
 
 
-def _attributes(view: "View", key: str) -> dict[str, Any]:
+def attributes_of(view: "View", key: str) -> dict[str, Any]:
     """Return the attributes of a document; empty if it cannot be read."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return dict(view.document(key)["attributes"])

@@ -8,9 +8,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.runs.backends import View, view_of
-from daskfactor.runs.files import SEAL, Counts, counts_of, read_marker
-from daskfactor.runs.metadata import INDEX, LIBRARY, nodes_of, read_root
+from daskfactor.runs.backends import FolderView, View, view_of
+from daskfactor.runs.files import MARKER, SEAL, Counts, counts_of, read_marker
+from daskfactor.runs.metadata import INDEX, LIBRARY, attributes_of, nodes_of, read_root
 from daskfactor.runs.schema import (
     GROUP_ATTRS,
     MOMENTS,
@@ -24,6 +24,9 @@ from daskfactor.runs.stacks import indexed
 
 if TYPE_CHECKING:
     from daskfactor.runs.zarr_stores import CheckedStore
+
+ATTEMPTS = 5
+"""Times that a run is opened again because a checkpoint was committed meanwhile."""
 
 
 def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataTree:
@@ -42,7 +45,7 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
     snapshot
         Id of an earlier checkpoint of a run at a URL, from
         ``icechunk.Repository.ancestry(branch="main")`` or from the error message for an unknown
-        id; by default the newest. Older ones expire: the newest six are kept, and those of the
+        id; by default the newest. Older ones expire: the newest two are kept, and those of the
         last ten minutes while the run is active.
 
     Returns
@@ -74,7 +77,19 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
             f"open_run needs the path of a run store, got a {type(path).__name__}; a result in "
             "memory is already a trace"
         )
-    return committed_tree(view_of(path, snapshot), None)
+    view = view_of(path, snapshot)
+    for _ in range(ATTEMPTS):
+        # A commit meanwhile would give moments of a later checkpoint than draws.
+        commit = _commit(view)
+        tree = committed_tree(view, None)
+        if _commit(view) == commit:
+            break
+    return tree
+
+
+def _commit(view: View) -> dict[str, Any]:
+    """Return the marker of a folder, which each commit replaces; other views are of one commit."""
+    return attributes_of(view, MARKER) if isinstance(view, FolderView) else {}
 
 
 def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:

@@ -16,7 +16,7 @@ from daskfactor.errors import StoreError
 from daskfactor.executors.cluster import ClusterExecutor
 from daskfactor.executors.remote_state import WorkerStateClient
 from daskfactor.executors.store import read_errors
-from daskfactor.results import schema
+from daskfactor.runs import schema
 from daskfactor.runs.backends import LocalBackend
 from daskfactor.runs.store import RunStore
 from daskfactor.runs.writer import Writer

@@ -255,3 +255,38 @@ def test_a_mask_with_names_holds_out_its_own_cells(kind, dims):
     long = named.rename(dict(zip(dims, "ab", strict=True)))[:, :3]
     for own in (long == 6, (long == 6).T):  # of a matrix that is not square
         assert hold_out(long, cells=own).values.tolist() == [6]
+
+
+@pytest.mark.parametrize("label", [2**53, np.nan])
+def test_a_mask_with_other_labels_is_refused(label):
+    """The float nearest to an integer label is not that label, and NaN is not NaN."""
+    labels = [1.0, np.nan] if np.isnan(label) else [1, label + 1]
+    V = xr.DataArray(np.ones((2, 2)), {"a": labels}, ("a", "b"))
+    mask = xr.zeros_like(V, dtype=bool).assign_coords(a=[1.0, float(label)])
+    mask[0, 0] = True
+    refused(OptionError, "labels of a differ from those of V", hold_out, V, cells=mask)
+    assert hold_out(V[:1], cells=mask[:1]).values.tolist() == [1.0]
+
+
+CUBE = np.arange(1.0, 25.0).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("V", "unstored"),
+    [(CUBE, None), (CUBE[0], None), *((sparse.csr_array(CUBE[0]), u) for u in ("zero", "missing"))],
+)
+def test_cells_that_are_named_twice_are_held_out_once(V, unstored):
+    twice = tuple(np.array([1, 0, 1]) for _ in V.shape)
+    held = hold_out(V, cells=twice, unstored=unstored)
+    assert [at.tolist() for at in held.cells] == [[1, 0]] * V.ndim
+    assert held.values.tolist() == [V[(1,) * V.ndim], V[(0,) * V.ndim]]
+    for none in (tuple(at[:0] for at in twice), np.zeros(V.shape, bool)):
+        refused(OptionError, "cells names no cell; ", hold_out, V, cells=none, unstored=unstored)
+
+
+def test_cells_of_a_tensor_are_asked_for_along_each_axis():
+    named = xr.DataArray(CUBE, dims=("a", "b", "c"))
+    words = r"cells of a tensor of shape \(2, 3, 4\) must be a tuple of 3 .*; got a "
+    for V in (CUBE, named):
+        refused(OptionError, words + "tuple of 2", hold_out, V, cells=([0], [0]))
+    refused(OptionError, words + "mask", hold_out, named, cells=(named == 1).rename(c="d"))

@@ -187,6 +187,13 @@ def test_bad_tables(frame, options, message):
     refused((DataError, OptionError), message, dfac.as_blocks, frame, unstored="zero", **options)
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.bool_(), pa.decimal128(20, 1)])
+def test_values_may_be_missing_in_a_column_of_any_numbers(kind):
+    table = pa.table({"who": [1, 2, 1], "what": [5, 5, 6], "v": pa.array([1, None, 1]).cast(kind)})
+    data = dfac.as_blocks(table, table=True, unstored="missing", allow_empty=True)
+    assert sorted(data.observed_sparse().data.tolist()) == [1.0, 1.0]
+
+
 def test_every_verb_takes_tables(tmp_path):
     rng = np.random.default_rng(0)
     rows, cols = np.nonzero(rng.random((12, 9)) < 0.7)

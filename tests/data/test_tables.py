@@ -229,13 +229,26 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
     ("r", "c", "v", "message"),
     [
         ([1.0], [1], [1.0], "'r' .* holds floating data; keys must be"),
-        ([1], [1], ["x"], "'v' .* holds string data; values must be numbers"),
+        ([1], [1], ["x"], "'v' .* holds string data; values .*; it has the columns r, c, v$"),
         ([1, 2], [1, None], [1.0, 2.0], "1 lines .* nothing in the key column 'c'"),
+        (pa.array([2**63 + 1], pa.uint64()), [1], [1.0], "'r' .* numbers of 2\\*\\*63 or more"),
     ],
 )
 def test_bad_parquet(tmp_path, r, c, v, message):
     pq.write_table(pa.table({"r": r, "c": c, "v": v}), tmp_path / "t.parquet")
     refused(DataError, message, converted, tmp_path / "t.parquet")
+
+
+def test_integer_keys_of_several_types_in_a_folder(tmp_path):
+    (tmp_path / "t").mkdir()
+    large = 2**60
+    parts = {"a": (pa.int32(), [2, 1]), "b": (pa.uint64(), [large + 1, large])}
+    for part, (kind, rows) in parts.items():
+        table = pa.table({"r": pa.array(rows, kind), "c": [1, 2], "v": [1.0, 2.0]})
+        pq.write_table(table, tmp_path / "t" / f"{part}.parquet")
+    labels = converted(tmp_path / "t", table=True).labels.row_coords["r"]
+    assert labels.dtype == np.int64
+    assert labels.tolist() == [1, 2, large, large + 1]
 
 
 @pytest.mark.parametrize("unit", ["day", "s", "ms", "us", "ns"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
-from daskfactor.errors import OptionError, StoreError
+from daskfactor.errors import DataError, OptionError, StoreError, StoreFormatError
 from daskfactor.evidence import rank, thermodynamic
 from tests.refusals import refused
 
@@ -109,3 +109,24 @@ def test_finished_ranks_are_kept(kind, tmp_path, monkeypatch):
     assert again.identical(table)
     whole = dfac.select_rank(*call, **QUIET)
     assert whole.drop_vars("seconds").identical(table.drop_vars("seconds"))
+
+
+def test_a_refused_call_leaves_no_store_and_an_empty_folder_may_become_one(tmp_path):
+    store = tmp_path / "evidence"
+    with pytest.raises(DataError, match="negative"):
+        dfac.log_evidence(-X, MODEL, LADDER, store=store, **QUIET)
+    assert list(tmp_path.iterdir()) == []
+    store.mkdir()
+    assert np.isfinite(dfac.log_evidence(X, MODEL, LADDER, store=store, **QUIET).value)
+
+
+def test_other_blocks_are_named_as_such(tmp_path):
+    dfac.log_evidence(X, MODEL, LADDER, store=tmp_path / "e", blocks=1, **QUIET)
+    with pytest.raises(StoreError, match="other values of V or of blocks;"):
+        dfac.log_evidence(X, MODEL, LADDER, store=tmp_path / "e", blocks=2, **QUIET)
+
+
+def test_a_store_of_an_evidence_is_no_run(tmp_path):
+    dfac.log_evidence(X, MODEL, LADDER, store=tmp_path / "e", **QUIET)
+    with pytest.raises(StoreFormatError, match="the store of log_evidence or"):
+        dfac.open_run(tmp_path / "e")

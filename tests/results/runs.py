@@ -7,7 +7,7 @@ import numpy as np
 from numpy.testing import assert_array_equal
 
 from daskfactor.inference.block_hmc import BlockHMCKernel
-from daskfactor.results import schema
+from daskfactor.runs import schema
 from daskfactor.runs.opening import check_weights
 from daskfactor.runs.run_writer import Sink
 from daskfactor.runs.schema import COLUMN, MOMENTS, MONITOR, ROW, RunSpec, factor_dims

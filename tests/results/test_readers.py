@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.runs import opening
 from daskfactor.runs.run_writer import Sink
-from daskfactor.runs.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
+from daskfactor.runs.schema import CHUNK_BYTES, MOMENTS, RunSpec, factor_dims, layouts
 from daskfactor.runs.store import RunStore
 from daskfactor.runs.trace import expectation, open_run
 from tests.pairwise import pairwise
@@ -239,3 +241,23 @@ def test_the_registry_names_each_variable_once():
     names = [(variable.group, variable.name) for variable in runs.REGISTRY]
     assert len(names) == len(set(names))
     assert all(variable.doc for variable in runs.REGISTRY)
+
+
+def test_draws_and_moments_are_of_one_checkpoint_though_another_is_committed(tmp_path, monkeypatch):
+    store = tmp_path / "run.zarr"
+    V = np.random.default_rng(0).poisson(3.0, (12, 8))
+    run = {"tune": 5, "random_seed": 0, "progressbar": False, "store": store}
+    dfac.sample(V, dfac.TweedieNMF(2), draws=10, keep="moments", **run)
+    read, calls = opening.committed_tree, []
+
+    def read_and_commit(view, counts):
+        tree = read(view, counts)
+        calls.append(tree[MOMENTS]["count"].values.max())
+        if len(calls) == 1:
+            dfac.resume(store, draws=7, progressbar=False)
+        return tree
+
+    monkeypatch.setattr(opening, "committed_tree", read_and_commit)
+    tree = dfac.open_run(store)
+    assert len(calls) >= 2
+    assert tree[MOMENTS]["count"].values.max() == 17

@@ -18,8 +18,8 @@ from daskfactor import urls
 from daskfactor.data import icechunks
 from daskfactor.data.icechunks import icechunk_storage
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results import repository, zarr_stores
-from daskfactor.results import store as store_module
+from daskfactor.runs import repository, zarr_stores
+from daskfactor.runs import store as store_module
 from daskfactor.runs.backends import ZarrView
 from daskfactor.runs.store import RunStore
 from daskfactor.runs.trace import open_run

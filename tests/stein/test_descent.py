@@ -145,10 +145,10 @@ def test_starts_are_put_on_the_simplex_or_refused():
     assert_allclose(found[0], W, rtol=1e-12)
     assert_allclose(found[1], 3.0 * H, rtol=1e-12)
     H[1, 0, 0] = np.inf
-    refused(OptionError, "start 1 has no finite density", SVGD(1).move, posterior, (W, H))
+    refused(OptionError, "start 1 has no finite density", moved, SVGD(1), posterior, (W, H))
     W[2, :, 1] = 0
     match = "component 1 of start 2 is zero in all of W"
-    refused(OptionError, match, SVGD(1).move, posterior, (W, H))
+    refused(OptionError, match, moved, SVGD(1), posterior, (W, H))
 
 
 def square(posterior, W, H):
