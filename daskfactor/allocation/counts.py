@@ -25,6 +25,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.data.tables import ReadOptions
 from daskfactor.errors import DataError, OptionError
 from daskfactor.random import Stream, generator, resolve_seed
+from daskfactor.urls import locate
 
 LARGEST_TOTAL = 2**63 - 1
 MISSING = (
@@ -226,7 +227,7 @@ def _open(data: Any, dims: Sequence[str], options: ReadOptions = ANYTHING) -> _T
         data.refuse_weights("AllocationModel")
         return _matrix(open_source(data) if data.is_sparse else data)
     if isinstance(data, str | PathLike):
-        data = load(data, options)
+        data = load(locate(data), options)
     openers: list[tuple[str, str, Callable[[Any], _Tensor]]] = [
         ("xarray", "DataArray", lambda array: _labelled(array, dims)),
         ("dask.array", "Array", _dask),

@@ -16,7 +16,7 @@ from daskfactor.data.labels import Labels
 from daskfactor.data.statistics import SourceInfo
 from daskfactor.data.tenx import with_cells_as_rows
 from daskfactor.errors import DataError
-from daskfactor.urls import is_url
+from daskfactor.urls import Location
 
 TEXT_CHUNK = 2**24
 """Bytes of a file that are parsed together."""
@@ -25,7 +25,7 @@ _BLANK_LINE = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
 """Pattern of a blank line or comment."""
 
 
-def open_matrix_market(location: str) -> Source:
+def open_matrix_market(location: Location) -> Source:
     """Return the source of a coordinate Matrix Market file, read in pieces."""
     with plain(location) as file:
         banner = file.readline(LONGEST_LINE)
@@ -77,7 +77,7 @@ def label_file(target: Path, side: str) -> Path:
     return target.with_name(f"{stem}.{side}.txt")
 
 
-def _sizes(location: str, file: IO[bytes]) -> tuple[int, int, int]:
+def _sizes(location: Location, file: IO[bytes]) -> tuple[int, int, int]:
     line = b"%"
     while line.startswith(b"%") or (line and not line.strip()):
         line = file.readline(LONGEST_LINE)
@@ -90,7 +90,7 @@ def _sizes(location: str, file: IO[bytes]) -> tuple[int, int, int]:
     return rows, cols, entries
 
 
-def _parsed(location: str, text: bytes) -> Any:
+def _parsed(location: Location, text: bytes) -> Any:
     """Return the entries in some lines, parsed as a separate file."""
     from scipy.io import mmread
 
@@ -103,9 +103,9 @@ def _parsed(location: str, text: bytes) -> Any:
         raise DataError(f"{location} cannot be read as Matrix Market: {error}") from error
 
 
-def _read_labels(location: str, dim: str, side: str, size: int) -> dict[str, NDArray[Any]]:
+def _read_labels(location: Location, dim: str, side: str, size: int) -> dict[str, NDArray[Any]]:
     file = label_file(Path(location), side)
-    if is_url(location) or not file.is_file():
+    if location.is_url or not file.is_file():
         return {}
     names = file.read_text(encoding="utf-8").splitlines()
     if len(names) != size:

@@ -234,7 +234,8 @@ def load(
     file_format = format_of(location)
     if as_table and options.table is None and file_format.lists_entries:
         options = replace(options, table=True)
-    refuse_options(location, options, file_format.takes)
+    if file_format is not FORMATS["nothing"] or Path(location).is_dir():
+        refuse_options(location, options, file_format.takes)
     is_file = location.is_url or Path(location).is_file()
     if is_file and location.lower().endswith(PACKINGS) and not file_format.may_be_packed:
         raise DataError(
@@ -260,7 +261,7 @@ def format_of(location: Location) -> Format:
     if by_ending is not None:
         return by_ending
     _refuse_foreign(location)
-    return FORMATS["hdf5" if is_hdf5(location) else "file"]
+    return FORMATS["hdf5" if is_hdf5(location) else "netcdf"]
 
 
 def _load_table(
@@ -363,7 +364,7 @@ FORMATS = {
     "npy": Format(read_npy, (".npy",)),
     "npz": Format(read_npz, (".npz",), TABLE, holds_several=True, lists_entries=True),
     "hdf5": Format(_load_hdf5, (".h5", ".hdf5", ".hspy"), DIMENSIONS, holds_several=True),
-    "file": Format(read_file, (".nc", ".nc4", ".cdf"), DIMENSIONS, holds_several=True),
+    "netcdf": Format(read_file, (".nc", ".nc4", ".cdf"), DIMENSIONS, holds_several=True),
     "anndata": Format(_load_annotated, (".h5ad",), PART, holds_several=True),
     # Without an ending, by their contents, see `daskfactor.data.places.Kind`:
     "blocks": Format(lambda location, name, options: BlockStore(location)),
@@ -373,7 +374,7 @@ FORMATS = {
         lambda location, name, options: open_matrix_market(find_place(location).files[0])
     ),
     "run": Format(_refuse_run, (), TABLE | PART),
-    "nothing": Format(_refuse_nothing, (), TABLE | PART, holds_several=True),
+    "nothing": Format(_refuse_nothing, holds_several=True),
 }
 """Formats by name, or by the kind of a place."""
 BY_ENDING = {ending: one for one in FORMATS.values() for ending in one.endings}

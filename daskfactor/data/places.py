@@ -25,7 +25,7 @@ Kind = Literal[
 ]
 """Kinds of content: a blocked store, a run, another array or group of zarr, an AnnData in zarr, a
 folder with Parquet files or counts of 10x Genomics, another folder, a file of any format."""
-DOCUMENTS: Final = frozenset(["zarr.json", ".zgroup", ".zarray"])
+NODE_DOCUMENTS: Final = frozenset(["zarr.json", ".zgroup", ".zarray"])
 """Documents of which one is in every zarr array and group."""
 MATRIX: Final = ("matrix.mtx", "matrix.mtx.gz")
 """Names of the matrix in a folder of 10x Genomics."""
@@ -82,7 +82,7 @@ def _find(location: Location) -> Place:
     names = _names(location)
     if isinstance(names, str):
         return Place("file")
-    if names and names.keys().isdisjoint((*DOCUMENTS, *(name[:4] for name in REPOSITORY))):
+    if names and names.keys().isdisjoint((*NODE_DOCUMENTS, *(name[:4] for name in REPOSITORY))):
         if "block_table" in names:
             return Place("blocks")
         if not location.is_url and (matrices := [name for name in MATRIX if name in names]):
@@ -174,7 +174,7 @@ def _is_old_annotated(group: Any, names: Mapping[str, str] | None) -> bool:
     import zarr
 
     required = ("X", "obs", "var")
-    if names and names.keys() & DOCUMENTS and not names.keys() >= {*required}:
+    if names and names.keys() & NODE_DOCUMENTS and not names.keys() >= {*required}:
         return False
     if not all(name in group for name in required):
         return False

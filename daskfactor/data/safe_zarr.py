@@ -39,7 +39,7 @@ POINTER: Final = 8
 """Bytes per entry of an array of texts, dates or time differences."""
 
 
-def zarr_store(location: str, names: Collection[str] | None = None) -> "SafeStore":
+def zarr_store(location: Location, names: Collection[str] | None = None) -> "SafeStore":
     """Return the store at a path or URL, zarr or Icechunk, for zarr, xarray and anndata.
 
     ``names`` lists the folder, if it is known; documents that are not among them are not asked for.
@@ -57,9 +57,8 @@ def zarr_store(location: str, names: Collection[str] | None = None) -> "SafeStor
     return store
 
 
-def plain_store(place: str) -> "SafeStore":
+def plain_store(location: Location) -> "SafeStore":
     """Return the zarr store at a path or URL."""
-    location = Location.of(place)
     with url_errors(location):
         if location.is_url:
             plain: Any = FsspecStore.from_url(location.url, location.options, read_only=True)

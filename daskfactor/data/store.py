@@ -52,7 +52,7 @@ from numpy.typing import DTypeLike, NDArray
 from daskfactor.checks import one_of
 from daskfactor.data.coo import text_array
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.labels import Labels
+from daskfactor.data.labels import SIDES, Labels
 from daskfactor.data.places import FORMAT, Place, find_place, kind_of
 from daskfactor.data.statistics import DataInfo, Layout, SourceInfo, Statistics, crc32
 from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
@@ -71,7 +71,6 @@ NUMBERS = ("total", "minimum", "maximum", "is_integer", "fingerprint")
 
 NODE = "zarr.json"
 
-SIDES = ("row", "column")
 COMPRESSIONS = {"lz4": 5, "zstd": 3, "none": 0}
 """Compression level of each codec."""
 MAX_CHUNK = 2**24
@@ -336,7 +335,9 @@ class StoreWriter:
             "complete": True,
         }
         all_attributes = dict(self._group.attrs) | attributes
-        with warnings.catch_warnings(action="ignore"):  # not all readers of zarr know of this
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # zarr warns that format 3 does not define it
             self._group = zarr.consolidate_metadata(self._group.store)
         self._group.attrs.update(attributes | {"checksum": attributes_checksum(all_attributes)})
         if self._target != self.location:

@@ -18,14 +18,13 @@ from daskfactor.data.dialects import plain
 from daskfactor.data.labels import NAMED, Labels
 from daskfactor.data.statistics import NUMERIC, SourceInfo
 from daskfactor.errors import DataError, DataWarning
-from daskfactor.urls import Location, is_url
+from daskfactor.urls import Location
 
 MATRIX = "matrix.mtx"
-PACKINGS = ("", ".gz")
 CELLS, GENES = "barcodes.tsv", ("features.tsv", "genes.tsv")
 
 
-def with_cells_as_rows(source: Source, location: str) -> Source:
+def with_cells_as_rows(source: Source, location: Location) -> Source:
     """Return the labelled transpose of a Matrix Market file with files of cells and genes.
 
     Raises
@@ -35,7 +34,7 @@ def with_cells_as_rows(source: Source, location: str) -> Source:
     """
     path = Path(location)
     prefix, middle, _ = path.name.partition(MATRIX)
-    if is_url(location) or not middle:
+    if location.is_url or not middle:
         return source
     cells = _read_fields(path.with_name(prefix + CELLS))
     genes = next(
@@ -69,7 +68,7 @@ def with_cells_as_rows(source: Source, location: str) -> Source:
 
 def _read_fields(path: Path) -> list[list[str]]:
     """Return the fields of each line of a file, compressed or not; empty without a file."""
-    for packing in PACKINGS:
+    for packing in ("", ".gz"):
         packed = path.with_name(path.name + packing)
         if packed.is_file():
             with plain(packed) as file:
@@ -97,9 +96,9 @@ def is_netcdf(location: Location) -> bool:
         )
 
 
-def is_hdf5(location: str) -> bool:
+def is_hdf5(location: Location) -> bool:
     """Return whether a local file is HDF5; files of MATLAB have a text header first."""
-    if is_url(location) or not Path(location).is_file():
+    if location.is_url or not Path(location).is_file():
         return False
     with Path(location).open("rb") as file:
         start = file.read(520)
@@ -160,7 +159,7 @@ def read_hdf5(location: Location, name: str | None) -> Any:
     return from_chunked(array, "hdf5", f"{location}:{name}") if array.ndim == 2 else array
 
 
-def _of_10x(location: str, group: Any) -> Source:
+def _of_10x(location: Location, group: Any) -> Source:
     """Return the source of a group of 10x Genomics.
 
     Compressed columns of genes × cells are compressed rows of cells × genes.

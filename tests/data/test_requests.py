@@ -9,7 +9,9 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.data.opening import open_source
+from daskfactor.errors import StoreError
 from tests.object_store import BUCKET
+from tests.refusals import refused
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -138,6 +140,14 @@ def test_data_that_may_be_read_but_not_listed_are_opened(tmp_path, s3, url, name
     s3fs.S3FileSystem.clear_instance_cache()
     with s3.failing(fault), dfac.as_blocks(place, unstored=None) as data:
         assert data.shape in (DENSE.shape, COUNTS.shape)
+
+
+def test_refused_credentials_are_told(tmp_path, s3, url):
+    written(tmp_path, "v3.zarr")
+    place = url("v3.zarr")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with s3.failing(lambda environ: (403, "AccessDenied")):
+        refused(StoreError, "cannot be used: the credentials are refused", dfac.as_blocks, place)
 
 
 def test_a_copy_of_a_run_is_opened_by_few_requests_before_its_chunks(tmp_path, requests, url):
