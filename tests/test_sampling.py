@@ -425,7 +425,7 @@ BAD_OPTIONS = [
     ({"sampler": dfac.PSGRRLD(), "draws": 3}, r"even draws; got 3, pass 4"),
     (
         {"model": dfac.TweedieNMF(10**12)},
-        r"n_components=1000000000000 takes .* GiB .* free; take fewer components",
+        r"n_components=1000000000000 take .* GiB, .* free; take fewer components",
     ),
     ({"model": "nmf"}, r"model must be a model"),
     ({"sampler": "psgld"}, r'sampler must be "auto" or one of .*, PSGLD\(\), .* got .psgld.'),

@@ -418,12 +418,12 @@ class WorkerStateClient:
             bands = {key: band(*key) for key in itertools.product(range(factors), numbers)}
             arrays: dict[Key, Any] = {}
             report = WorkerReport(address)
-            for key, own in bands.items():
-                report.shapes[key], report.counts[key] = shape_of(own), dict(own.counts)
-                report.sums.append((key, dict(own.sums)))
-                arrays[Key(*key)] = without_records(own, ())
-                arrays |= {Key(*key, name): array for name, array in own.arrays.items()}
-                arrays |= {Key(*key, (-1, 0, n)): draw for n, draw in enumerate(own.draws)}
+            for key, part in bands.items():
+                report.shapes[key], report.counts[key] = shape_of(part), dict(part.counts)
+                report.sums.append((key, dict(part.sums)))
+                arrays[Key(*key)] = without_records(part, ())
+                arrays |= {Key(*key, name): array for name, array in part.arrays.items()}
+                arrays |= {Key(*key, (-1, 0, n)): draw for n, draw in enumerate(part.draws)}
             report.stored = list(arrays)
             state.add_report(report, self.send_part(address, arrays))
         return state
