@@ -44,7 +44,7 @@ _responding_servers: Final = set[str]()
 """Servers that have answered a request of this process."""
 MAX_PAUSE: Final = 5.0
 REMOTE_BUFFER: Final = 2**22
-MAX_SHOWN: Final = 100
+MAX_PATH_TEXT: Final = 100
 """Characters of a path that is too long, in its message."""
 CLOUD: Final = ("s3", "gs", "gcs", "az", "abfs", "abfss", "memory")
 """Schemes of the URLs that a run can be written to."""
@@ -163,8 +163,9 @@ class Location(str):
             return self.sibling(self.url.rpartition(":")[0]), name
         # Of x/y:z/w.csv the head is neither a file nor named like one.
         in_folder = "/" in name and not PurePosixPath(head).suffix and not Path(head).exists()
-        undivided = not head or in_folder or Path(self).exists()
-        return (self, None) if undivided else (Location(head), name)
+        if not head or in_folder or Path(self).exists():
+            return self, None
+        return Location(head), name
 
     def sibling(self, text: str) -> "Location":
         """Return another location with the same ``storage_options``."""
@@ -206,7 +207,7 @@ def _absolute(path: str) -> str:
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             raise
         reason = (error.strerror if isinstance(error, OSError) else str(error)) or ""
-        text = path if len(path) <= MAX_SHOWN else f"{path[:MAX_SHOWN]}..."
+        text = path if len(path) <= MAX_PATH_TEXT else f"{path[:MAX_PATH_TEXT]}..."
         raise StoreError(
             f"{text!r} cannot be a path ({reason.rstrip('.').lower()}); pass another one"
         ) from error

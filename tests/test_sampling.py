@@ -20,6 +20,7 @@ from daskfactor.executors.base import StateLost
 from daskfactor.inference import sampling, setting
 from daskfactor.kernels import sparse as sparse_kernels
 from daskfactor.options import Reading
+from daskfactor.runs.files import Checkpoints
 from daskfactor.runs.store import RunStore
 from tests.refusals import refused
 
@@ -576,12 +577,15 @@ def test_a_run_killed_as_its_store_appears_begins_again(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
-    def killed(*arguments, **options):
+    publish = Checkpoints.publish
+
+    def killed(*arguments):
+        publish(*arguments)
         raise Killed
 
     model, path = dfac.TweedieNMF(2, fixed_w=np.ones((6, 1))), tmp_path / "run.zarr"
     with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "open", killed)
+        patch.setattr(Checkpoints, "publish", killed)
         refused(Killed, None, dfac.sample, V0, model, store=path, **QUICK)
     found = dfac.resume(path, progressbar=False)
     assert_same(found, dfac.sample(V0, model, **QUICK), but=("observed_data", "constant_data"))
