@@ -516,7 +516,7 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
     convert(matrix, tmp_path / "matrix.zarr", unstored="zero", progressbar=False)
     for name, match in {
         **dict.fromkeys(("folder", "file", "group.zarr", "set.zarr"), "not a run store"),
-        "broken": "damaged",
+        "broken": "has lost its zarr.json",
         "older": "format version is 0, but versions start at 1",
         "matrix.zarr": r"a matrix from daskfactor.convert.*as V to daskfactor.sample",
         "newer": "format version 99.*upgrade",
