@@ -14,7 +14,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.inference.run_loop import Values, join_values, split_values
 from daskfactor.publish import Publication
-from daskfactor.runs.backends import LocalBackend
+from daskfactor.runs.backends import FolderView, LocalBackend
 from daskfactor.runs.files import MARKER, NODE, Checkpoints, disk_errors, plain, remove_scratch
 from daskfactor.urls import is_url
 
@@ -57,7 +57,7 @@ class CallStore:
             )
         self.path = Path(fspath(path))
         with disk_errors(WHAT, self.path, "nothing was begun", AGAIN):
-            self._is_new = not self.path.exists() or _is_empty(self.path)
+            self._is_new = FolderView(self.path).contents() is None
             if self._is_new:
                 self._create()
             if not is_call_store(self.path):
@@ -164,10 +164,6 @@ def call_store(path: str | PathLike[str] | None) -> Iterator[CallStore | None]:
         yield store
     finally:
         store.close()
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def is_call_store(path: str | PathLike[str]) -> bool:

@@ -305,7 +305,7 @@ class LadderRun(RunLoop):
         if self.problem.store is not None:
             arrays, meta = self.problem.store.state_of(self.problem.piece)
             if meta:
-                self.load(arrays, meta)
+                self.restore(arrays, meta)
         self.go()
         return [FitSeries(one["fits"], one.get("acceptance", np.nan)) for one in self.states]
 

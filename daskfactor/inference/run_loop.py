@@ -1,4 +1,4 @@
-"""The loop of a long run: segments, a checkpoint after each where it is due, and the way back."""
+"""The loop of a long run: segments, checkpoints where they are due, and recovery after a loss."""
 
 import time
 from abc import ABC, abstractmethod
